@@ -1,0 +1,1 @@
+"""The inference service. Imports ring 0 only, so torch never enters its process."""

@@ -1,0 +1,142 @@
+"""The bundle: everything a service needs to answer, in one folder; this is its only reader and writer.
+
+artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
+artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
+
+A format version that is not known, a missing file or a changed byte is refused.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from slipway import files
+from slipway.contract import Contract, Task
+from slipway.errors import BundleError
+from slipway.preprocess import ImageContract
+
+FORMAT_VERSION = 1
+MANIFEST = "bundle.json"
+Precision = Literal["fp32", "fp16", "int8"]
+Target = Literal["cpu", "cuda", "tensorrt"]
+
+
+class OutputContract(Contract):
+    """What the graph answers: probabilities (rows, len(labels)) float32 that sum to 1, or values (rows, 1) float32."""
+
+    kind: Literal["probabilities", "value"]
+    labels: list[str]  # in the order of the columns; empty for a value
+
+
+class ModelFile(Contract):
+    """One exported graph."""
+
+    file: str
+    sha256: str
+    bytes: int
+    precision: Precision
+    meant_for: list[Target]  # where this variant is worth running
+
+
+class Metric(Contract):
+    """A measured number, its interval and the number of rows behind it."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+    rows: int
+
+
+class Lineage(Contract):
+    """Where a bundle comes from."""
+
+    git_revision: str | None  # null outside a git work tree
+    git_dirty: bool
+    params: dict[str, Any]  # the whole of params.yaml
+    digests: dict[str, str]  # hex SHA-256 by path, of dvc.lock, weights and packed manifest as they were
+
+
+class Bundle(Contract):
+    """The content of `bundle.json`."""
+
+    format_version: Literal[1]
+    task: Task
+    input: ImageContract
+    input_name: str
+    output: OutputContract
+    output_name: str
+    max_batch_size: int
+    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_tensorrt"
+    metrics: dict[str, Metric]  # on the test split, of the trained network
+    lineage: Lineage
+    versions: dict[str, str]  # of the packages that made it
+
+
+@dataclass(frozen=True)
+class LoadedBundle:
+    """A bundle on disk whose manifest was read; its models are verified when they are read."""
+
+    root: Path
+    manifest: Bundle
+    digest: str  # hex SHA-256 of bundle.json, which holds the digest of everything else
+
+    @property
+    def version(self) -> str:
+        """The model version shown to callers: the first 12 hex digits of the digest."""
+        return self.digest[:12]
+
+    def model_bytes(self, variant: str) -> bytes:
+        """The graph of `variant`, the very bytes that were digested; BundleError if it is absent or altered."""
+        if variant not in self.manifest.models:
+            raise BundleError(f"{self.root} has no variant {variant!r}, it has {', '.join(sorted(self.manifest.models))}.")
+        model = self.manifest.models[variant]
+        path = self.root / model.file
+        try:
+            payload = path.read_bytes()
+        except FileNotFoundError:
+            raise BundleError(f"{path} is missing. Run `dvc repro export`, or copy the whole bundle again.") from None
+        if files.sha256_bytes(payload) != model.sha256:
+            raise BundleError(f"{path} was altered: its SHA-256 is not the one in {MANIFEST}. Run `dvc repro export`, or copy it again.")
+        return payload
+
+    def verify(self) -> None:
+        """Check every model file."""
+        for variant in self.manifest.models:
+            self.model_bytes(variant)
+
+
+def write_manifest(root: Path, manifest: Bundle) -> None:
+    """Write `bundle.json`, last, when every model is in `root`."""
+    files.write_json(root / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def describe_model(path: Path, precision: Precision, meant_for: list[Target]) -> ModelFile:
+    """The manifest's entry for an exported graph."""
+    return ModelFile(file=path.name, sha256=files.sha256_file(path), bytes=path.stat().st_size, precision=precision, meant_for=meant_for)
+
+
+def load_bundle(root: Path) -> LoadedBundle:
+    """Read a bundle's manifest. BundleError if it is missing, not understood, or of another format version."""
+    path = root / MANIFEST
+    try:
+        payload = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise BundleError(f"{path} is missing: {root} is not a bundle. Run `dvc repro`, or point SLIPWAY_BUNDLE at one.") from None
+    try:
+        content = json.loads(payload)
+    except ValueError as error:
+        raise BundleError(f"{path} is not JSON: {error}. Run `dvc repro export`, or copy the bundle again.") from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(
+            f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Upgrade Slipway, or export again."
+        )
+    try:
+        manifest = Bundle.model_validate(content)
+    except ValidationError as error:
+        raise BundleError(f"{path} is not a valid manifest: {error}. Run `dvc repro export`, or copy the bundle again.") from error
+    return LoadedBundle(root=root, manifest=manifest, digest=files.sha256_bytes(payload))

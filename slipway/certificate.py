@@ -1,0 +1,101 @@
+"""The certificate: for each hop from the trained network to live HTTP, how well it agrees with the one before.
+
+`stages/verify.py` writes it; the service is not ready without one that fits its bundle. It speaks
+of files by digest, so it cannot be carried over to other weights.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from slipway import files
+from slipway.bundle import LoadedBundle, Metric
+from slipway.contract import Contract
+from slipway.errors import CertificateError
+
+FORMAT_VERSION = 1
+
+
+class Execution(Contract):
+    """How a model runs, as asked for or as it came out."""
+
+    backend: Literal["torch", "onnxruntime", "tensorrt", "http"]
+    provider: str  # "cpu", "cuda", "tensorrt"
+    precision: str  # "fp32", "fp16", "int8"
+    variant: str  # the bundle's variant, or "weights" for torch
+
+
+class Hop(Contract):
+    """One way of running the model over the test rows, compared with the trained network."""
+
+    name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http"
+    status: Literal["agrees", "differs", "not_executed"]
+    reason: str  # why it differs or was not executed; empty when it agrees
+    requested: Execution
+    actual: Execution | None  # null when not executed
+    reference: str | None  # the hop it is compared with; null for the first
+    rows: int
+    max_difference: float | None  # absolute, on probabilities or in the target's unit
+    mean_difference: float | None
+    flipped: list[str]  # ids of the rows whose label changed
+    worst_row: str | None  # id of the row with the largest difference
+    metric: Metric | None  # accuracy, or RMSE for a numeric target
+    latency_ms: float | None  # median for one row
+    rows_per_second: float | None  # at the largest batch
+
+
+class Certificate(Contract):
+    """All hops, the files they speak of and the machine they ran on."""
+
+    format_version: Literal[1]
+    status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
+    metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
+    bundle_digest: str  # hex SHA-256 of bundle.json
+    digests: dict[str, str]  # hex SHA-256 by path of everything the hops read
+    hops: list[Hop]
+    hardware: dict[str, str]
+    versions: dict[str, str]
+
+
+def write_certificate(path: Path, certificate: Certificate) -> None:
+    """Write a certificate atomically."""
+    files.write_json(path, certificate.model_dump(mode="json"))
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Read a certificate; CertificateError if it is missing or not understood."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CertificateError(f"{path} is missing: nothing proves this bundle. Run `dvc repro verify`.") from None
+    except ValueError as error:
+        raise CertificateError(f"{path} is not JSON: {error}. Run `dvc repro verify`.") from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise CertificateError(
+            f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Run `dvc repro verify`."
+        )
+    try:
+        return Certificate.model_validate(content)
+    except ValidationError as error:
+        raise CertificateError(f"{path} is not a valid certificate: {error}. Run `dvc repro verify`.") from error
+
+
+def check_certificate(certificate: Certificate, bundle: LoadedBundle, *, accept_draft: bool) -> None:
+    """CertificateError unless the certificate speaks of this very bundle and says that every executed hop agrees.
+
+    `accept_draft` is for the verify stage alone, whose HTTP hop needs a service before it can certify one.
+    """
+    if certificate.bundle_digest != bundle.digest:
+        raise CertificateError(
+            f"the certificate is for bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}. Run `dvc repro verify`."
+        )
+    if certificate.status == "certified" or (certificate.status == "draft" and accept_draft):
+        return
+    differing = ", ".join(hop.name for hop in certificate.hops if hop.status == "differs")
+    detail = f"hops that differ: {differing}" if differing else "its HTTP hop has not run"
+    raise CertificateError(
+        f"the certificate of bundle {bundle.version} is {certificate.status!r}, expected 'certified' ({detail}). Run `dvc repro verify`."
+    )

@@ -1,0 +1,68 @@
+"""The tables between the data stages: what their columns are, written and checked in one place.
+
+`rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones. Nothing disappears:
+kept + quarantined == read.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipway import files
+from slipway.errors import SchemaError
+
+ROWS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),  # first 32 hex digits of sha256: stable across machines and names
+        pa.field("source", pa.string(), nullable=False),  # path inside the data set, or row number
+        pa.field("label", pa.string()),  # null for a numeric target
+        pa.field("target", pa.float64()),  # null for classes
+        pa.field("group", pa.string()),  # samples of one group stay in one split; null where data.group_column is null
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),  # of the encoded bytes
+    ]
+)
+SPLIT_ROWS = ROWS.append(pa.field("split", pa.string(), nullable=False))  # "train", "val" or "test"
+QUARANTINE = pa.schema(
+    [
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("rule", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+        pa.field("severity", pa.string(), nullable=False),  # "error": not readable or not usable; "duplicate": already there
+    ]
+)
+PACKED_ROWS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("target", pa.float64(), nullable=False),  # class index, or the number itself
+    ]
+)
+
+
+def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
+    """Write `table` atomically; SchemaError if it is not of `schema`."""
+    _check(path, table.schema, schema)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    files.write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """Read a table written by `write_table`; SchemaError if it is missing, unreadable or of another schema."""
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except FileNotFoundError:
+        raise SchemaError(f"{path} is missing. Run the stage that writes it (dvc repro).") from None
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"{path} is not a readable Parquet file: {error}. Run the stage that writes it again (dvc repro).") from error
+    _check(path, table.schema, schema)
+    return table
+
+
+def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+    if not found.equals(expected):
+        raise SchemaError(f"{path} has the columns\n{found.to_string()}\nexpected\n{expected.to_string()}")

@@ -1,0 +1,138 @@
+"""Atomic writes, digests and locks: the only place that renames, syncs or hashes a file.
+
+A reader never sees half a file or half a directory. What a killed process leaves behind has a
+name ending in `.partial` and is removed by the next writer of the same path.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from slipway.errors import IntegrityError, LockedError
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sha256_bytes(payload: bytes) -> str:
+    """Hex SHA-256 of `payload`."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's content, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def read_verified(path: Path, sha256: str) -> bytes:
+    """The content of `path`, which are the very bytes that were digested; IntegrityError if they differ."""
+    payload = path.read_bytes()
+    found = sha256_bytes(payload)
+    if found != sha256:
+        raise IntegrityError(
+            f"{path} was altered: its SHA-256 is {found}, expected {sha256}. Run the stage that writes it again (dvc repro)."
+        )
+    return payload
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and fixed spacing: equal values give equal text. NaN and infinities are refused."""
+    return json.dumps(value, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def digest_json(value: Any) -> str:
+    """Hex SHA-256 of the canonical JSON of `value`."""
+    return sha256_bytes(canonical_json(value).encode())
+
+
+def write_bytes(path: Path, payload: bytes) -> None:
+    """Write `payload` to `path` atomically, making its directory where needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` to `path` atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write canonical JSON to `path` atomically."""
+    write_text(path, canonical_json(value))
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A fresh directory to fill; it takes the place of `path` when the block ends, and vanishes when it raises."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f"{path.name}.*.partial"):
+        shutil.rmtree(leftover)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.mkdir()
+    try:
+        yield partial
+        sync_tree(partial)
+        if path.exists():
+            shutil.rmtree(path)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def sync_tree(root: Path) -> None:
+    """fsync every file and directory below `root`."""
+    for directory, _, names in os.walk(root):
+        for name in names:
+            with open(os.path.join(directory, name), "rb") as file:
+                os.fsync(file.fileno())
+        _sync_directory(Path(directory))
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def lock(path: Path, purpose: str) -> Iterator[None]:
+    """Hold an exclusive lock on `path` for the block; LockedError at once if another process has it.
+
+    The kernel gives the lock back when the process ends, however it ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise LockedError(
+                f"{purpose} is already running as process {holder} (lock file {path}). Wait for it, or end that process, then try again."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

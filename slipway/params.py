@@ -1,0 +1,244 @@
+"""`params.yaml`, typed: the whole truth about producing a model.
+
+Strict and without defaults: a value that is not in the file would be a value that DVC cannot see.
+Every mistake is named at once, an unknown key with the key it was probably meant to be.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from slipway.contract import Task
+from slipway.errors import ParamsError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+Flip = Literal["horizontal_flip", "vertical_flip"]
+Operation = Literal["rotation_deg", "scale", "crop_padding_px", "horizontal_flip", "vertical_flip"]
+Variant = Literal["fp32", "fp16", "int8", "int8_tensorrt"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataParams(_Section):
+    """Where the raw data is and what its columns mean."""
+
+    path: str  # folder with one sub-folder per class, or a .csv or .parquet file
+    task: Task
+    image_column: str  # image bytes ({bytes, path} or binary) or a path relative to the file; without effect for a folder
+    target_column: str  # class names or numbers; without effect for a folder
+    group_column: str | None  # rows of one group stay in one split; null for none
+
+
+class CleanParams(_Section):
+    """When a sample is refused, and when there are too many of them."""
+
+    max_bad_share: Share  # refused rows over read rows above which the stage fails; duplicates do not count
+    min_side_px: Positive  # smaller images are refused
+    max_pixels: Positive  # images of more pixels are refused before they are decoded; the service has the same limit
+
+
+class SplitParams(_Section):
+    """Shares of the three splits; each class is split in these shares."""
+
+    train: Annotated[float, Field(gt=0, lt=1)]
+    val: Annotated[float, Field(gt=0, lt=1)]
+    test: Annotated[float, Field(gt=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _shares_sum_to_one(self) -> Self:
+        total = self.train + self.val + self.test
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"train {self.train} + val {self.val} + test {self.test} is {total:g}, expected 1")
+        return self
+
+
+class PrecomputeParams(_Section):
+    """What the network sees."""
+
+    image_size_px: Annotated[int, Field(ge=4, le=4096)]  # side of the square
+    channels: Literal[1, 3]  # 1 grey, 3 RGB
+    fit: Literal["stretch", "crop", "pad"]  # how an oblong image becomes a square
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
+    num_workers: Annotated[int, Field(ge=0)]  # decoding processes; 0 means one per core
+
+
+class AugmentParams(_Section):
+    """Random changes of training images, drawn anew for each sample and epoch."""
+
+    rotation_deg: Annotated[float, Field(ge=0, le=180)]  # up to this angle either way
+    scale: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]  # zoom between these factors
+    crop_padding_px: Annotated[int, Field(ge=0)]  # random crop after padding every side by this much
+    horizontal_flip: Share  # probability
+    vertical_flip: Share  # probability
+    forbid: list[Operation]  # operations that would change the label; asking for one of them fails the stage
+    offline_copies: Annotated[int, Field(ge=0)]  # augmented copies of each training row, written to disk; 0 for none
+
+    @model_validator(mode="after")
+    def _scale_is_a_range(self) -> Self:
+        if self.scale[0] > self.scale[1]:
+            raise ValueError(f"scale {self.scale} goes from large to small, expected [smallest, largest]")
+        return self
+
+
+class TrainParams(_Section):
+    """The network and how it is trained."""
+
+    network: str  # "small_resnet", or "timm/NAME" for any network of timm
+    network_arguments: dict[str, Any]  # passed to the network's constructor
+    epochs: Positive
+    batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
+    max_batch_per_device: Positive  # above it the gradient is accumulated over several smaller batches
+    learning_rate: Annotated[float, Field(gt=0)]  # AdamW, at its peak
+    weight_decay: Annotated[float, Field(ge=0)]
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)]  # without effect for a numeric target
+    warmup_epochs: Annotated[float, Field(ge=0)]  # linear from 0, then a cosine to 0
+    gradient_clip_norm: Annotated[float, Field(ge=0)]  # 0 for none
+    strategy: Literal["auto", "single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"]
+    precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
+    accelerator: Literal["auto", "cpu", "gpu"]
+    devices: Literal["auto"] | Positive  # per node
+    num_nodes: Positive
+    num_workers: Annotated[int, Field(ge=0)]  # loader processes per device; 0 loads in the trainer itself
+    keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
+    checkpoint_every_epochs: Positive  # how much a killed run repeats at most
+
+
+class Gate(_Section):
+    """A required range of a metric; null for no bound."""
+
+    min: float | None
+    max: float | None
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Self:
+        if self.min is None and self.max is None:
+            raise ValueError("a gate needs a min or a max")
+        return self
+
+
+class EvaluateParams(_Section):
+    """How the test split is measured and what is required of it."""
+
+    batch_size: Positive
+    bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
+    confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals
+    gates: dict[str, Gate]  # by metric; one that is missed fails the stage
+
+
+class ExportParams(_Section):
+    """The ONNX graphs that are made."""
+
+    opset: Annotated[int, Field(ge=18, le=24)]
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # largest batch the graphs and the service take
+    variants: Annotated[list[Variant], Field(min_length=1)]
+    calibration_rows: Positive  # training rows that int8 ranges are measured on
+
+    @model_validator(mode="after")
+    def _fp32_is_there(self) -> Self:
+        if "fp32" not in self.variants:
+            raise ValueError(f"variants {self.variants} lacks 'fp32', which the others are made from and compared with")
+        return self
+
+
+class CompileParams(_Section):
+    """The TensorRT engine."""
+
+    variant: Literal["fp32", "fp16", "int8_tensorrt"]  # which exported graph is compiled
+    require: bool  # true: fail where there is no GPU or no TensorRT; false: leave a receipt
+    optimal_batch_size: Positive  # the batch the engine is tuned for; it takes 1 to export.max_batch_size
+    workspace_mib: Positive  # scratch memory the builder may use
+
+
+class VerifyParams(_Section):
+    """How much two hops may differ."""
+
+    max_difference: Annotated[float, Field(gt=0)]  # torch to ONNX fp32, and ONNX to HTTP: absolute, on the outputs
+    max_metric_loss: dict[Variant, Annotated[float, Field(ge=0)]]  # accuracy points lost, or relative growth of the RMSE
+    timing_rounds: Positive  # latency is the median of this many calls
+
+
+class Params(_Section):
+    """The whole file."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    data: DataParams
+    clean: CleanParams
+    split: SplitParams
+    precompute: PrecomputeParams
+    augment: AugmentParams
+    train: TrainParams
+    evaluate: EvaluateParams
+    export: ExportParams
+    compile: CompileParams
+    verify: VerifyParams
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        problems = []
+        if self.compile.variant not in self.export.variants:
+            problems.append(f"compile.variant is {self.compile.variant!r}, but export.variants is {self.export.variants}")
+        if self.compile.optimal_batch_size > self.export.max_batch_size:
+            problems.append(
+                f"compile.optimal_batch_size is {self.compile.optimal_batch_size}, above export.max_batch_size {self.export.max_batch_size}"
+            )
+        missing = [variant for variant in self.export.variants if variant != "fp32" and variant not in self.verify.max_metric_loss]
+        if missing:
+            problems.append(f"verify.max_metric_loss has no budget for {missing}, which export.variants asks for")
+        if self.augment.crop_padding_px >= self.precompute.image_size_px:
+            problems.append(
+                f"augment.crop_padding_px is {self.augment.crop_padding_px}, expected less than "
+                f"precompute.image_size_px {self.precompute.image_size_px}"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def load_params(path: Path = Path("params.yaml")) -> Params:
+    """Read and check `params.yaml`; ParamsError with every mistake in it."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ParamsError(f"{path} is missing. Run from the project's folder.") from None
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path} holds {type(content).__name__}, expected a mapping of sections.")
+    return parse_params(content, str(path))
+
+
+def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
+    """Check the content of `params.yaml`; ParamsError with every mistake in it."""
+    try:
+        return Params.model_validate(content)
+    except ValidationError as error:
+        lines = [f"  {_describe(detail)}" for detail in error.errors(include_url=False)]
+        raise ParamsError(f"{name} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from None
+
+
+def _describe(detail: Any) -> str:
+    place = [str(part) for part in detail["loc"]]
+    key = ".".join(place) or "the file"
+    if detail["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(_known_keys(place[:-1]))}"
+        return f"{key}: unknown key; {hint}"
+    if detail["type"] == "missing":
+        return f"{key}: missing; it has no default, see docs/params.md"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
+
+
+def _known_keys(place: list[str]) -> list[str]:
+    model: type[BaseModel] = Params
+    for part in place:
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field else None
+        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Gate
+    return list(model.model_fields)

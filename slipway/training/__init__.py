@@ -1,0 +1,1 @@
+"""Networks and how they are trained, on one process or many."""

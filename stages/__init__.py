@@ -1,0 +1,1 @@
+"""One file per DVC stage: its paths and its `run()`. Nothing imports from here."""
