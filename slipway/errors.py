@@ -9,6 +9,7 @@ SlipwayError                 ends a command with exit code 1 and its text, witho
 ├── LockedError              another process holds what this one needs
 ├── UnavailableError         asked for by name, but not possible here (device, strategy, provider)
 ├── TrainingError            the run itself went wrong: loss not finite, requested and actual differ
+├── MetricError              numbers that cannot be measured: NaN, no rows, shapes that do not fit
 ├── GateMissedError          a required metric was not reached
 ├── ParityError              two hops that must agree do not
 ├── BundleError              a bundle that is unreadable, altered or of an unknown format
@@ -58,6 +59,10 @@ class UnavailableError(SlipwayError):
 
 class TrainingError(SlipwayError):
     """A training run that must not go on."""
+
+
+class MetricError(SlipwayError):
+    """Numbers that no metric is defined for."""
 
 
 class GateMissedError(SlipwayError):
