@@ -1,21 +1,29 @@
 """The one seam array-in, array-out: ONNX Runtime and TensorRT behind the same call.
 
 `stages/verify.py` and the service run models through here and nowhere else. What was asked for is
-what runs: a provider that cannot load is refused with its reason, never replaced. onnxruntime and
-tensorrt are imported when they are used.
+what runs: a provider that cannot load is refused with its reason, never replaced; an engine whose
+passport does not fit is refused. onnxruntime and tensorrt are imported when they are used.
 """
 
 import ctypes
-import ctypes.util
+import importlib
+import threading
+import weakref
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
-from slipway.errors import BundleError, UnavailableError
+from slipway.cuda_device import CudaDevice, describe_gpu
+from slipway.errors import BundleError, EngineError, UnavailableError
+from slipway.passport import Machine, Passport, check_passport, read_passport, read_plan
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# TF32 keeps 10 of fp32's 23 bits, and CUDA would use it without being asked.
+_PROVIDER_OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
 
 
 class Runner(Protocol):
@@ -43,12 +51,64 @@ class OnnxRunner:
         return answer
 
 
+class Device(Protocol):
+    """Where an engine's memory is; `CudaDevice`, or a fake in tests."""
+
+    stream: int
+
+    def allocate(self, num_bytes: int) -> int: ...
+    def free(self, addresses: list[int]) -> None: ...
+    def upload(self, address: int, array: NDArray[Any]) -> None: ...
+    def download(self, address: int, array: NDArray[np.float32]) -> None: ...
+    def wait(self) -> None: ...
+
+
+class EngineRunner:
+    """A TensorRT engine with memory for its largest batch. Threads take turns in `run`."""
+
+    def __init__(self, engine: Any, bundle: LoadedBundle, passport: Passport, device: Device) -> None:
+        manifest = bundle.manifest
+        self.actual = passport.actual
+        self._names = (manifest.input_name, manifest.output_name)
+        self._engine = engine  # the context works on it, so it has to live as long
+        self._context = engine.create_execution_context()
+        if self._context is None:
+            raise EngineError("TensorRT made no execution context: not enough GPU memory. Free some, or lower export.max_batch_size.")
+        self._device = device
+        self._largest = passport.profile.largest
+        self._columns = max(len(manifest.output.labels), 1)
+        row_bytes = int(np.prod(manifest.input.shape))
+        sizes = (self._largest * row_bytes, self._largest * self._columns * np.dtype(np.float32).itemsize)
+        self._addresses = [device.allocate(size) for size in sizes]
+        for name, address in zip(self._names, self._addresses, strict=True):
+            self._context.set_tensor_address(name, address)
+        self._turn = threading.Lock()
+        weakref.finalize(self, device.free, self._addresses).atexit = False  # at exit the driver takes all back
+
+    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
+        if not 1 <= len(batch) <= self._largest:
+            raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
+        answer = np.empty((len(batch), self._columns), dtype=np.float32)
+        with self._turn:
+            self._device.upload(self._addresses[0], np.ascontiguousarray(batch))
+            if not self._context.set_input_shape(self._names[0], batch.shape) or not self._context.execute_async_v3(self._device.stream):
+                raise EngineError(
+                    f"TensorRT did not run a batch of shape {batch.shape}. Compile the engine again (dvc repro --force compile)."
+                )
+            self._device.download(self._addresses[1], answer)
+            self._device.wait()
+        return answer
+
+
 def why_unavailable(provider: str) -> str | None:
-    """Why ONNX Runtime cannot run on `provider` ("cpu" or "cuda") here, or None if it can."""
+    """Why nothing can run on `provider` ("cpu" and "cuda" of ONNX Runtime, or "tensorrt") here, or None if it can."""
     import onnxruntime
 
+    if provider == "tensorrt":
+        return _why_no_cuda_driver() or _why_no_tensorrt()
     if provider not in _PROVIDERS:
-        return f"unknown provider {provider!r}, expected one of {', '.join(_PROVIDERS)}"
+        return f"unknown provider {provider!r}, expected one of {', '.join(_PROVIDERS)}, tensorrt"
     if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return f"this build of onnxruntime has no {_PROVIDERS[provider]}; install onnxruntime-gpu"
     # The list above names what was compiled in, not what can load: the driver decides.
@@ -62,9 +122,9 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
     """
     import onnxruntime
 
-    reason = why_unavailable(provider)
-    if reason:
-        raise UnavailableError(f"provider {provider!r} was asked for and cannot run here: {reason}.")
+    if provider not in _PROVIDERS:
+        raise UnavailableError(f"ONNX Runtime was asked for the provider {provider!r}, it has {', '.join(_PROVIDERS)}.")
+    _require(provider)
     if provider == "cuda":
         onnxruntime.preload_dlls()  # finds the CUDA libraries that came as wheels
     options = onnxruntime.SessionOptions()
@@ -73,7 +133,9 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves the cores to the server
     wanted = _PROVIDERS[provider]
     # Nodes that CUDA lacks may run on the CPU inside the session; the session as a whole may not move there.
-    names = [wanted] if provider == "cpu" else [wanted, _PROVIDERS["cpu"]]
+    names: list[Any] = [(wanted, _PROVIDER_OPTIONS[provider])]
+    if provider != "cpu":
+        names.append(_PROVIDERS["cpu"])
     try:
         session = onnxruntime.InferenceSession(model, sess_options=options, providers=names)
     except Exception as error:
@@ -82,6 +144,58 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
     if found != wanted:
         raise UnavailableError(f"provider {provider!r} was asked for, but ONNX Runtime chose {found}. Check the CUDA and cuDNN libraries.")
     return OnnxRunner(session, Execution(backend="onnxruntime", provider=provider, precision=precision, variant=variant))
+
+
+def open_engine(root: Path, bundle: LoadedBundle) -> EngineRunner:
+    """Load the engine in `root` for this bundle.
+
+    UnavailableError where there is no engine, no GPU or no TensorRT; EngineError where the engine was
+    altered or its passport does not fit the bundle's graph, this TensorRT or this GPU.
+    """
+    passport = read_passport(root)
+    check_passport(passport, bundle, this_machine())
+    plan = read_plan(root, passport)
+    import tensorrt
+
+    runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise EngineError(f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`.")
+    _check_tensors(engine, bundle, (tensorrt.uint8, tensorrt.float32))
+    return EngineRunner(engine, bundle, passport, CudaDevice())
+
+
+def this_machine() -> Machine:
+    """The GPU, CUDA and TensorRT that an engine would run on here; UnavailableError if there is none."""
+    _require("tensorrt")
+    import tensorrt
+
+    return Machine(tensorrt_version=tensorrt.__version__, **describe_gpu())
+
+
+def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any]) -> None:
+    names = (bundle.manifest.input_name, bundle.manifest.output_name)
+    found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+    if found != set(names):
+        raise EngineError(f"the engine has the tensors {sorted(found)}, expected {sorted(names)}. Run `dvc repro --force compile`.")
+    for name, kind in zip(names, kinds, strict=True):
+        if engine.get_tensor_dtype(name) != kind:
+            raise EngineError(f"the engine's tensor {name!r} is {engine.get_tensor_dtype(name)}, expected {kind}. Compile it again.")
+
+
+def _require(provider: str) -> None:
+    reason = why_unavailable(provider)
+    if reason:
+        raise UnavailableError(f"provider {provider!r} was asked for and cannot run here: {reason}.")
+
+
+def _why_no_tensorrt() -> str | None:
+    for module in ("tensorrt", "cuda.bindings.runtime"):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a wheel without its libraries raises whatever it likes
+            return f"the Python package {module} cannot be imported ({error}); install it with `pip install '.[gpu]'`"
+    return None
 
 
 def _why_no_cuda_driver() -> str | None:

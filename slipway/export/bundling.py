@@ -1,0 +1,147 @@
+"""A trained network to a bundle: every variant made, checked and put on disk, the manifest last.
+
+Refused: everything that `graph` and `variants` refuse. Nothing here names a network, so any torch module
+of the right signature can be exported.
+"""
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from slipway import files
+from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.contract import Task
+from slipway.export.graph import INPUT_NAME, check_graph, describe_graph, export_graph, prove_parity
+from slipway.export.lineage import package_versions
+from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, refuse_broken, run_in_batches
+from slipway.params import ExportParams
+from slipway.preprocess import ImageContract
+from slipway.runtime import Runner, open_onnx
+
+_PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
+_PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
+_TIMED_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network and what its bundle says of it. The network maps uint8 (rows, height, width, channels) to logits or values."""
+
+    network: nn.Module
+    task: Task
+    input: ImageContract
+    labels: list[str]
+    weights_sha256: str
+    metrics: dict[str, Metric]
+
+    @property
+    def output(self) -> OutputContract:
+        """Probabilities for classes, one value for a numeric target."""
+        kind = "probabilities" if self.task == "image_classification" else "value"
+        return OutputContract.model_validate({"kind": kind, "labels": self.labels})
+
+
+@dataclass(frozen=True)
+class ExportRows:
+    """Pixels, (rows, height, width, channels) uint8: training rows to calibrate on, validation rows to check on."""
+
+    calibration: NDArray[np.uint8]
+    validation: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """One line of the table that the stage prints."""
+
+    variant: str
+    size_kib: float
+    max_difference: float  # from fp32, on the validation rows
+    latency_ms: float  # median for one row on the CPU
+
+
+def write_bundle(root: Path, trained: Trained, rows: ExportRows, params: ExportParams, lineage: Lineage) -> list[VariantReport]:
+    """Fill the folder `root` with a bundle of every variant in `params`.
+
+    ParityError where torch and fp32 differ by more than 1e-5, or where a variant is broken.
+    """
+    fp32 = _export_fp32(trained, rows, params)
+    reference = run_in_batches(_open(fp32, "fp32"), rows.validation, params.max_batch_size)
+    models, reports = {}, []
+    for variant in params.variants:
+        graph = _make(variant, fp32, trained, rows, root)
+        reports.append(_check(variant, graph, reference, trained, rows))
+        path = root / f"model_{variant}.onnx"
+        files.write_bytes(path, graph)
+        models[variant] = describe_model(path, PRECISION[variant], MEANT_FOR[variant])
+    write_manifest(root, _manifest(trained, params, models, lineage))
+    return reports
+
+
+def report_lines(reports: list[VariantReport]) -> list[str]:
+    """The table that the stage prints."""
+    head = f"{'variant':<16}{'size':>12}{'max difference':>18}{'1 row, CPU':>14}"
+    rows = [f"{line.variant:<16}{line.size_kib:>8.1f} KiB{line.max_difference:>18.2g}{line.latency_ms:>11.3f} ms" for line in reports]
+    return [head, *rows]
+
+
+def _export_fp32(trained: Trained, rows: ExportRows, params: ExportParams) -> bytes:
+    graph = export_graph(trained.network, trained.input, trained.output, opset=params.opset, max_batch_size=params.max_batch_size)
+    sizes = sorted({size for size in _PARITY_BATCH_SIZES if size < params.max_batch_size} | {params.max_batch_size})
+    prove_parity(trained.network, graph, trained.output, rows.validation, batch_sizes=sizes, max_difference=_PARITY)
+    return graph
+
+
+def _make(variant: str, fp32: bytes, trained: Trained, rows: ExportRows, root: Path) -> bytes:
+    with tempfile.TemporaryDirectory(dir=root) as scratch:  # the quantizer writes files of its own
+        graph = make_variant(variant, fp32, rows.calibration, Path(scratch))
+    graph = describe_graph(
+        graph,
+        variant=variant,
+        task=trained.task,
+        contract=trained.input,
+        output=trained.output,
+        weights_sha256=trained.weights_sha256,
+    )
+    check_graph(graph, trained.input, trained.output)
+    return graph
+
+
+def _check(variant: str, graph: bytes, reference: NDArray[np.float32], trained: Trained, rows: ExportRows) -> VariantReport:
+    runner = _open(graph, variant)
+    difference = refuse_broken(variant, runner, reference, rows.validation, trained.output)
+    return VariantReport(variant, len(graph) / 1024, difference, _latency_ms(runner, rows.validation[:1]))
+
+
+def _open(graph: bytes, variant: str) -> Runner:
+    return open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=0)
+
+
+def _latency_ms(runner: Runner, row: NDArray[np.uint8]) -> float:
+    def timed() -> float:
+        start = time.perf_counter()
+        runner.run(np.ascontiguousarray(row))
+        return time.perf_counter() - start
+
+    return statistics.median(timed() for _ in range(_TIMED_CALLS)) * 1000
+
+
+def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], lineage: Lineage) -> Bundle:
+    return Bundle(
+        format_version=FORMAT_VERSION,
+        task=trained.task,
+        input=trained.input,
+        input_name=INPUT_NAME,
+        output=trained.output,
+        output_name=trained.output.kind,
+        max_batch_size=params.max_batch_size,
+        models=models,
+        metrics=trained.metrics,
+        lineage=lineage,
+        versions=package_versions(),
+    )

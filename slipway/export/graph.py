@@ -1,0 +1,148 @@
+"""Torch to ONNX: one self-contained graph with everything in it, from uint8 pixels to the final answer.
+
+Normalisation comes with the network and softmax is added here, so a service cannot forget either.
+Refused: a graph that needs a second file, that the ONNX checker rejects, that has another signature
+than its bundle says, or whose answers differ from torch's at any tried batch size.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from slipway.bundle import OutputContract
+from slipway.contract import Task
+from slipway.errors import BundleError, ParityError
+from slipway.preprocess import ImageContract
+from slipway.runtime import open_onnx
+
+INPUT_NAME = "image"
+
+
+class AnsweringNetwork(nn.Module):
+    """(rows, height, width, channels) uint8 to (rows, labels) probabilities or (rows, 1) values, float32."""
+
+    def __init__(self, network: nn.Module, output: OutputContract) -> None:
+        super().__init__()
+        self.network = network
+        self.is_classifier = output.kind == "probabilities"
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The network's answer in its final form."""
+        answer: Tensor = self.network(image)
+        return torch.softmax(answer, dim=1) if self.is_classifier else answer
+
+
+def torch_answers(network: nn.Module, output: OutputContract, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What the exported graph has to answer, computed by torch in fp32 on the CPU."""
+    with torch.inference_mode():
+        answer: NDArray[np.float32] = AnsweringNetwork(network, output).eval()(torch.from_numpy(np.array(batch))).numpy()
+    return answer
+
+
+def export_graph(network: nn.Module, contract: ImageContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
+    """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file."""
+    answering = AnsweringNetwork(network, output).eval()
+    example = torch.zeros((1, *contract.shape), dtype=torch.uint8)
+    # torch refuses a dimension whose range is a single number; then it is simply fixed.
+    dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
+    program = torch.onnx.export(
+        answering,
+        (example,),
+        dynamo=True,
+        dynamic_shapes=dynamic,
+        input_names=[INPUT_NAME],
+        output_names=[output.kind],
+        opset_version=opset,
+        verbose=False,
+    )
+    assert program is not None
+    model: onnx.ModelProto = program.model_proto
+    _forget_the_machine(model)
+    return _serialize(model)
+
+
+def describe_graph(
+    graph: bytes, *, variant: str, task: Task, contract: ImageContract, output: OutputContract, weights_sha256: str
+) -> bytes:
+    """The graph with its own label inside: what it is, for whoever finds the file alone."""
+    model = onnx.load_model_from_string(graph)
+    facts = {
+        "variant": variant,
+        "task": task,
+        "labels": json.dumps(output.labels, ensure_ascii=False),
+        "input": contract.model_dump_json(),
+        "weights_sha256": weights_sha256,
+    }
+    onnx.helper.set_model_props(model, facts)
+    return _serialize(model)
+
+
+def check_graph(graph: bytes, contract: ImageContract, output: OutputContract) -> None:
+    """BundleError unless the graph is valid, self-contained and has exactly the signature of its contracts."""
+    model = onnx.load_model_from_string(graph)
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+        raise BundleError("the exported graph keeps weights in a second file, expected one self-contained file. Export it again.")
+    try:
+        onnx.checker.check_model(graph, full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise BundleError(f"the ONNX checker refuses the exported graph: {error}. Try another export.opset.") from error
+    columns = max(len(output.labels), 1)
+    expected = [
+        (INPUT_NAME, onnx.TensorProto.UINT8, list(contract.shape)),
+        (output.kind, onnx.TensorProto.FLOAT, [columns]),
+    ]
+    found = [_signature(value) for value in [*model.graph.input, *model.graph.output]]
+    if found != expected:
+        raise BundleError(f"the exported graph has inputs and outputs {found}, expected {expected} after the batch dimension.")
+
+
+def prove_parity(
+    network: nn.Module,
+    graph: bytes,
+    output: OutputContract,
+    images: NDArray[np.uint8],
+    *,
+    batch_sizes: list[int],
+    max_difference: float,
+) -> float:
+    """The largest difference between torch and the graph over all batch sizes; ParityError if one is above `max_difference`.
+
+    Values are compared relative to the largest one where that is above 1, probabilities as they are.
+    """
+    runner = open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=0)
+    worst = 0.0
+    for size in batch_sizes:
+        batch = np.ascontiguousarray(images[np.arange(size) % len(images)])
+        expected, found = torch_answers(network, output, batch), runner.run(batch)
+        difference = float(np.abs(expected - found).max()) / max(1.0, float(np.abs(expected).max()))
+        if not difference <= max_difference:  # NaN is not
+            raise ParityError(
+                f"torch and the exported graph differ by {difference:.3g} at batch size {size}, expected at most {max_difference:g}. "
+                "Try another export.opset, or a network whose layers do not depend on the batch."
+            )
+        worst = max(worst, difference)
+    return worst
+
+
+def _serialize(model: onnx.ModelProto) -> bytes:
+    payload: bytes = model.SerializeToString(deterministic=True)
+    return payload
+
+
+def _signature(value: Any) -> tuple[str, int, list[int]]:
+    tensor = value.type.tensor_type
+    return value.name, tensor.elem_type, [dimension.dim_value for dimension in tensor.shape.dim[1:]]
+
+
+def _forget_the_machine(model: onnx.ModelProto) -> None:
+    """Remove the exporter's stack traces, which name this machine's folders and change with every line of code."""
+    for item in [*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output, *model.graph.initializer]:
+        item.ClearField("doc_string")
+        item.ClearField("metadata_props")
+    model.graph.ClearField("metadata_props")
+    model.graph.ClearField("doc_string")

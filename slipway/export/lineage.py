@@ -1,0 +1,79 @@
+"""Where a bundle comes from, and on which machine its certificate was made: facts for the record.
+
+Reads git, dvc.lock and the installed packages. What is not there (no git work tree, no GPU) is said
+to be not there, never guessed.
+"""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slipway import files
+from slipway.bundle import Lineage
+from slipway.errors import SchemaError, UnavailableError
+from slipway.runtime import this_machine, why_unavailable
+
+_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "bentoml", "numpy", "pillow")
+# Written by every run of the pipeline, so a change there says nothing about the code.
+_NOT_CODE = (":(exclude)dvc.lock", ":(exclude)metrics")
+
+
+def trace_lineage(params: dict[str, Any], paths: list[Path], lock: Path = Path("dvc.lock")) -> Lineage:
+    """Git revision, params and digests: of `paths`, and of what dvc.lock says of each stage ("dvc.lock#train")."""
+    revision = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE) if revision else None
+    digests = {path.as_posix(): files.sha256_file(path) for path in paths}
+    return Lineage(git_revision=revision, git_dirty=bool(changes), params=params, digests={**digests, **_locked_stages(lock)})
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that export, run and serve a model, of those that are installed."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def describe_hardware() -> dict[str, str]:
+    """What the latencies in a certificate were measured on."""
+    hardware = {"cpu": _cpu_name(), "cores": str(len(os.sched_getaffinity(0))), "system": f"{platform.system()} {platform.machine()}"}
+    try:
+        machine = this_machine()
+    except UnavailableError:
+        hardware["gpu"] = f"none: {why_unavailable('cuda')}" if why_unavailable("cuda") else "present, without TensorRT"
+    else:
+        hardware |= {"gpu": machine.gpu, "compute_capability": machine.compute_capability, "cuda": machine.cuda_version}
+    return hardware
+
+
+def _locked_stages(lock: Path) -> dict[str, str]:
+    if not lock.exists():
+        return {}
+    content = yaml.safe_load(lock.read_text())
+    if not isinstance(content, dict) or not isinstance(content.get("stages"), dict):
+        raise SchemaError(f"{lock} has no stages, expected the file that dvc writes. Restore it with git, or remove it.")
+    return {f"{lock.name}#{stage}": files.digest_json(entry) for stage, entry in content["stages"].items()}
+
+
+def _git(*arguments: str) -> str | None:
+    """What git answers, or None outside a work tree, before the first commit, or without git."""
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _cpu_name() -> str:
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

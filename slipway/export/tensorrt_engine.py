@@ -1,0 +1,134 @@
+"""ONNX to a TensorRT engine through the strongly typed API: one code path for TensorRT 10.13+ and 11.
+
+Precision comes from the graph alone: no builder flag lowers it, and TF32, which TensorRT would use for
+fp32 without being asked, is off. The build runs in a process of its own, so a crash inside TensorRT is
+a message and not the end of the stage. Refused: a graph that the parser does not take, an older TensorRT.
+"""
+
+import importlib
+import multiprocessing
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from slipway.errors import EngineError
+from slipway.passport import Profile
+
+OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra asks for
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build. `compute_capability` ("SM86") builds for a GPU that is not here, which only tensorrt_rtx can."""
+
+    model: bytes
+    input_name: str
+    image_shape: tuple[int, int, int]  # height, width, channels
+    profile: Profile
+    workspace_bytes: int
+    timing_cache: bytes = b""
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """A serialized engine, and TensorRT's timings, which make the next build quicker."""
+
+    plan: bytes
+    timing_cache: bytes
+
+
+def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
+    """Build with the module `trt`: `tensorrt`, or `tensorrt_rtx` as a check. EngineError with the parser's or builder's own words."""
+    _check_version(trt)
+    logger = _collecting_logger(trt)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse(request.model):
+        problems = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+        raise EngineError(
+            f"TensorRT {trt.__version__} does not take the graph: {problems}. Choose another compile.variant or export.opset."
+        )
+    config = _configure(trt, builder, request)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise EngineError(f"TensorRT {trt.__version__} built no engine: {_last(logger.problems)} Try a larger compile.workspace_mib.")
+    cache = config.get_timing_cache()
+    return BuiltEngine(plan=bytes(plan), timing_cache=bytes(cache.serialize()) if cache else b"")
+
+
+def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
+    """`build_engine` in a child process, with the TensorRT module of that name; EngineError also when the child crashes."""
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_build_and_send, args=(sending, module, request), daemon=True)
+    child.start()
+    sending.close()
+    try:
+        answer = receiving.recv()
+    except EOFError:
+        answer = None
+    child.join()
+    if answer is None:
+        raise EngineError(f"the process that builds the engine {_how_it_ended(child.exitcode)}. Its last words are above.")
+    if isinstance(answer, str):
+        raise EngineError(answer)
+    engine: BuiltEngine = answer
+    return engine
+
+
+def _build_and_send(sending: Connection, module: str, request: BuildRequest) -> None:
+    try:
+        sending.send(build_engine(importlib.import_module(module), request))
+    except (EngineError, ImportError) as error:
+        sending.send(str(error))
+
+
+def _check_version(trt: Any) -> None:
+    found = tuple(int(part) for part in trt.__version__.split(".")[:2])
+    if trt.__name__ == "tensorrt" and found < OLDEST:
+        raise EngineError(
+            f"TensorRT {trt.__version__} is installed, expected at least {OLDEST[0]}.{OLDEST[1]}. Run `pip install '.[gpu]'`."
+        )
+
+
+def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
+    config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
+    config.set_timing_cache(config.create_timing_cache(request.timing_cache), False)
+    batches = (request.profile.smallest, request.profile.optimal, request.profile.largest)
+    profile = builder.create_optimization_profile()
+    profile.set_shape(request.input_name, *((batch, *request.image_shape) for batch in batches))
+    config.add_optimization_profile(profile)
+    if request.compute_capability:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, request.compute_capability), 0)
+    return config
+
+
+def _collecting_logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps errors, so that they come out in the exception and not as noise."""
+
+    class CollectingLogger(trt.ILogger):  # type: ignore[misc]  # the module is an argument
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.problems: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                self.problems.append(message)
+
+    return CollectingLogger()
+
+
+def _last(problems: list[str]) -> str:
+    return f"{problems[-1].strip().rstrip('.')}." if problems else "it gave no reason."
+
+
+def _how_it_ended(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"

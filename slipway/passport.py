@@ -1,0 +1,153 @@
+"""The engine's passport: what a TensorRT engine was built from and for; this is its only reader and writer.
+
+artifacts/engine/engine.plan     the engine
+artifacts/engine/passport.json   what it was built from, on which GPU, with which TensorRT
+artifacts/engine/receipt.json    instead of both where no engine could be built: why not; never a pass
+
+An engine is refused unless model, TensorRT, GPU and its own bytes are exactly those of its passport:
+TensorRT would run a stale engine of the same architecture without a word.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import ValidationError, model_validator
+
+from slipway import files
+from slipway.bundle import LoadedBundle
+from slipway.certificate import Execution
+from slipway.contract import Contract
+from slipway.errors import EngineError, UnavailableError
+
+FORMAT_VERSION = 1
+PLAN = "engine.plan"
+PASSPORT = "passport.json"
+RECEIPT = "receipt.json"
+Record = TypeVar("Record", "Passport", "Receipt")
+
+
+class Profile(Contract):
+    """Batch sizes that an engine takes and the one it is tuned for."""
+
+    smallest: int
+    optimal: int
+    largest: int
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> Self:
+        if not 1 <= self.smallest <= self.optimal <= self.largest:
+            raise ValueError(f"profile {self.smallest}/{self.optimal}/{self.largest}, expected 1 <= smallest <= optimal <= largest")
+        return self
+
+
+class Machine(Contract):
+    """The part of a machine that an engine is bound to."""
+
+    tensorrt_version: str
+    cuda_version: str  # of the CUDA runtime library
+    driver_version: str  # newest CUDA version the driver supports
+    gpu: str
+    compute_capability: str  # "9.0"
+
+
+class Passport(Contract):
+    """The content of `passport.json`."""
+
+    format_version: Literal[1]
+    engine_sha256: str
+    model_sha256: str  # of the ONNX graph it was built from
+    bundle_digest: str  # of the bundle that graph came from; for the record
+    profile: Profile
+    machine: Machine
+    requested: Execution
+    actual: Execution
+
+
+class Receipt(Contract):
+    """The content of `receipt.json`."""
+
+    format_version: Literal[1]
+    status: Literal["not_executed"]
+    requested: Execution
+    reason: str
+
+
+def write_engine(root: Path, plan: bytes, passport: Passport) -> None:
+    """Write an engine and, last, its passport."""
+    files.write_bytes(root / PLAN, plan)
+    files.write_json(root / PASSPORT, passport.model_dump(mode="json"))
+
+
+def write_receipt(root: Path, requested: Execution, reason: str) -> None:
+    """Write down that no engine was built, and why."""
+    receipt = Receipt(format_version=FORMAT_VERSION, status="not_executed", requested=requested, reason=reason)
+    files.write_json(root / RECEIPT, receipt.model_dump(mode="json"))
+
+
+def read_receipt(root: Path) -> Receipt | None:
+    """Why there is no engine in `root`, or None if there is one; EngineError if the receipt is not understood."""
+    path = root / RECEIPT
+    if not path.exists():
+        return None
+    return _parse(Receipt, path)
+
+
+def read_passport(root: Path) -> Passport:
+    """The passport in `root`; UnavailableError where no engine was built, EngineError if it is not understood."""
+    receipt = read_receipt(root)
+    if receipt is not None:
+        raise UnavailableError(f"{root} holds no engine: {receipt.reason}. Run `dvc repro compile` on a machine with a GPU and TensorRT.")
+    path = root / PASSPORT
+    if not path.exists():
+        raise UnavailableError(f"{path} is missing: {root} holds no engine. Run `dvc repro compile`.")
+    return _parse(Passport, path)
+
+
+def check_passport(passport: Passport, bundle: LoadedBundle, machine: Machine) -> None:
+    """EngineError, naming every difference, unless the engine was built from this bundle's graph, for this very machine."""
+    variant = passport.actual.variant
+    model = bundle.manifest.models.get(variant)
+    expected = {
+        "model digest": (passport.model_sha256, model.sha256 if model else f"none, the bundle has no {variant!r}"),
+        "precision": (passport.actual.precision, model.precision if model else "none"),
+        "largest batch": (passport.profile.largest, bundle.manifest.max_batch_size),
+        "TensorRT": (passport.machine.tensorrt_version, machine.tensorrt_version),
+        "GPU": (passport.machine.gpu, machine.gpu),
+        "compute capability": (passport.machine.compute_capability, machine.compute_capability),
+    }
+    differing = [f"{name}: built for {built}, here {here}" for name, (built, here) in expected.items() if built != here]
+    if passport.requested != passport.actual:
+        differing.append(f"execution: {passport.requested} was requested, {passport.actual} was built")
+    if differing:
+        raise EngineError("the engine does not fit. " + "; ".join(differing) + ". Run `dvc repro --force compile` on this machine.")
+
+
+def read_plan(root: Path, passport: Passport) -> bytes:
+    """The engine, the very bytes its passport was written for; EngineError if it is missing or altered."""
+    path = root / PLAN
+    try:
+        plan = path.read_bytes()
+    except FileNotFoundError:
+        raise EngineError(f"{path} is missing, but {PASSPORT} is there. Run `dvc repro --force compile`.") from None
+    if files.sha256_bytes(plan) != passport.engine_sha256:
+        raise EngineError(f"{path} was altered: its SHA-256 is not the one in {PASSPORT}. Run `dvc repro --force compile`.")
+    return plan
+
+
+def _parse(kind: type[Record], path: Path) -> Record:
+    try:
+        return kind.model_validate(_read(path))
+    except ValidationError as error:
+        raise EngineError(f"{path} is not a valid {kind.__name__.lower()}: {error}. Run `dvc repro --force compile`.") from error
+
+
+def _read(path: Path) -> Any:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise EngineError(f"{path} is not JSON: {error}. Run `dvc repro --force compile`.") from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise EngineError(f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Compile it again.")
+    return content

@@ -1,0 +1,46 @@
+"""Trained network to bundle: one ONNX graph per variant in `export.variants`, and `bundle.json`."""
+
+from pathlib import Path
+
+from slipway import files
+from slipway.command import run_stage
+from slipway.data.packed import open_split, read_manifest
+from slipway.evaluation import read_metrics
+from slipway.params import Params
+
+CHECKPOINT = Path("artifacts/checkpoint")
+PACKED = Path("data/packed")
+METRICS = Path("metrics/evaluate.json")
+BUNDLE = Path("artifacts/bundle")
+
+
+def run(params: Params) -> None:
+    """Export, check and bundle."""
+    from slipway.export.bundling import ExportRows, Trained, report_lines, write_bundle
+    from slipway.export.lineage import trace_lineage
+    from slipway.export.variants import calibration_rows
+    from slipway.training.networks import load_network, read_model_card
+
+    card = read_model_card(CHECKPOINT)
+    trained = Trained(
+        network=load_network(CHECKPOINT),
+        task=card.network.task,
+        input=card.network.input,
+        labels=card.network.classes,
+        weights_sha256=card.weights_sha256,
+        metrics=read_metrics(METRICS),
+    )
+    manifest = read_manifest(PACKED)
+    rows = ExportRows(
+        calibration=calibration_rows(open_split(PACKED, manifest, "train", verify=True), params.seed, params.export.calibration_rows),
+        validation=open_split(PACKED, manifest, "val", verify=True).images,
+    )
+    read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS]
+    lineage = trace_lineage(params.model_dump(mode="json"), read)
+    with files.new_directory(BUNDLE) as folder:
+        reports = write_bundle(folder, trained, rows, params.export, lineage)
+    print("\n".join(report_lines(reports)))
+
+
+if __name__ == "__main__":
+    run_stage(run)
