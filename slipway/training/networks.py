@@ -1,0 +1,216 @@
+"""Networks, and the checkpoint that a finished training leaves behind.
+
+artifacts/checkpoint/model.json           what the network is, what it takes and answers, where it comes from
+artifacts/checkpoint/weights.safetensors  its weights in float32
+
+The same module is trained, evaluated and exported, with normalisation inside, so none of them can
+forget it. Altered weights, an unknown network and an unknown argument are refused.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from slipway import files
+from slipway.contract import Contract, Task
+from slipway.data.packed import TargetScale
+from slipway.errors import IntegrityError, ParamsError, SchemaError
+from slipway.preprocess import ImageContract
+from slipway.training.small_resnet import SmallResnet, SmallResnetArguments
+
+FORMAT_VERSION = 1
+_TIMM = "timm/"
+_FIX = "Run `dvc repro train`."
+
+
+class NetworkSpec(Contract):
+    """Everything a network is built from, except its weights."""
+
+    task: Task
+    name: str  # "small_resnet" or "timm/NAME"
+    arguments: dict[str, Any]
+    classes: list[str]  # in the order of the logits; empty for a numeric target
+    input: ImageContract
+    mean: list[float]  # per channel, of pixels scaled to [0, 1]
+    std: list[float]
+    target_scale: TargetScale | None  # null for classes
+
+    @property
+    def num_outputs(self) -> int:
+        """Logits for classes, 1 for a numeric target."""
+        return len(self.classes) if self.task == "image_classification" else 1
+
+
+class TrainingSetup(Contract):
+    """How a network is trained: as asked for, or as it came out."""
+
+    strategy: str  # "single", "ddp", "deepspeed_stage_2"
+    precision: str  # "32-true", "bf16-mixed", "16-mixed"
+    accelerator: str  # "cpu", "gpu"
+    world_size: int | Literal["auto"]  # processes over all nodes
+    zero_stage: int | None  # null where it is not asked for, or without DeepSpeed
+    parameter_dtype: str | None  # of the parameters in forward and backward; null where it is not asked for
+
+
+class ModelCard(Contract):
+    """The content of `model.json`; equal runs write equal text."""
+
+    format_version: Literal[1]
+    network: NetworkSpec
+    num_parameters: int
+    weights_sha256: str
+    epochs: int  # that were trained
+    kept_epoch: int  # whose weights these are, counted from 1
+    metrics: dict[str, float]  # of the kept epoch, on the validation split
+    requested: TrainingSetup
+    actual: TrainingSetup
+    seed: int
+    params: dict[str, Any]  # the train section of params.yaml
+    digests: dict[str, str]  # hex SHA-256 of the params, the packed manifest, the augmentation plan and the code
+    versions: dict[str, str]  # of the packages that trained it
+    git_revision: str | None  # null outside a git work tree
+
+
+class ImageNetwork(nn.Module):
+    """(rows, height, width, channels) uint8 in [0, 255] to (rows, classes) logits, or (rows, 1) in the target's unit."""
+
+    pixel_mean: Tensor
+    pixel_scale: Tensor
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(self, backbone: nn.Module, spec: NetworkSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.backbone = backbone
+        channels = (1, -1, 1, 1)
+        scale = spec.target_scale or TargetScale(mean=0.0, std=1.0)
+        # Not in the weights: model.json is their only source.
+        self.register_buffer("pixel_mean", torch.tensor(spec.mean).mul(255).view(channels), persistent=False)
+        self.register_buffer("pixel_scale", torch.tensor(spec.std).mul(255).reciprocal().view(channels), persistent=False)
+        self.register_buffer("target_mean", torch.tensor(scale.mean), persistent=False)
+        self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, H, W, C) uint8 -> (B, K) float"""
+        pixels = images.to(torch.float32).permute(0, 3, 1, 2)  # the cast comes first: TensorRT transposes no uint8
+        answer: Tensor = self.backbone((pixels - self.pixel_mean) * self.pixel_scale)
+        if self.spec.task == "image_regression":
+            return answer.to(torch.float32) * self.target_std + self.target_mean
+        return answer
+
+
+def build_network(spec: NetworkSpec) -> ImageNetwork:
+    """A network with fresh weights, drawn from torch's global generator; ParamsError if it cannot be built as asked."""
+    channels = spec.input.channels
+    if spec.name == "small_resnet":
+        backbone: nn.Module = SmallResnet(_small_resnet_arguments(spec.arguments), channels, spec.num_outputs)
+    elif spec.name.startswith(_TIMM):
+        backbone = _timm_network(spec.name.removeprefix(_TIMM), spec.arguments, channels, spec.num_outputs)
+    else:
+        raise ParamsError(f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example 'timm/resnet18'.")
+    network = ImageNetwork(backbone, spec)
+    _check_it_answers(network)
+    return network
+
+
+def save_checkpoint(folder: Path, card: ModelCard, state: Mapping[str, Tensor]) -> None:
+    """Write `folder` as a whole. `card.weights_sha256` is filled in here."""
+    payload = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
+    card = card.model_copy(update={"weights_sha256": files.sha256_bytes(payload)})
+    with files.new_directory(folder) as partial:
+        files.write_bytes(partial / "weights.safetensors", payload)
+        files.write_json(partial / "model.json", card.model_dump(mode="json"))
+
+
+def read_model_card(folder: Path) -> ModelCard:
+    """The `model.json` of a checkpoint; SchemaError if it is missing or not understood."""
+    path = folder / "model.json"
+    try:
+        return ModelCard.model_validate(json.loads(path.read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise SchemaError(f"{path} is missing. {_FIX}") from None
+    except ValueError as error:  # pydantic's and json's are both ValueErrors
+        raise SchemaError(f"{path} is not a checkpoint's description: {error}. {_FIX}") from error
+
+
+def load_network(folder: Path) -> ImageNetwork:
+    """The trained network of a checkpoint, in evaluation mode on the CPU.
+
+    SchemaError if a file is missing or does not fit, IntegrityError if the weights were altered.
+    """
+    card = read_model_card(folder)
+    path = folder / "weights.safetensors"
+    try:
+        state = safetensors.torch.load(files.read_verified(path, card.weights_sha256))
+    except FileNotFoundError:
+        raise SchemaError(f"{path} is missing. {_FIX}") from None
+    except IntegrityError as error:
+        raise IntegrityError(f"{error} {_FIX}") from None
+    network = build_network(card.network)
+    try:
+        network.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise SchemaError(f"{path} does not fit the network {card.network.name!r} of model.json: {error} {_FIX}") from error
+    return network.eval()
+
+
+def _small_resnet_arguments(arguments: dict[str, Any]) -> SmallResnetArguments:
+    try:
+        return SmallResnetArguments.model_validate(arguments)
+    except ValidationError as error:
+        lines = [f"  {_describe_argument(detail)}" for detail in error.errors(include_url=False)]
+        raise ParamsError("train.network_arguments of small_resnet:\n" + "\n".join(lines)) from None
+
+
+def _describe_argument(detail: Any) -> str:
+    key, known = ".".join(map(str, detail["loc"])), list(SmallResnetArguments.model_fields)
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown argument{_did_you_mean(key, known)} It takes {', '.join(known)}."
+    if detail["type"] == "missing":
+        return f"{key}: missing. It takes {', '.join(known)}."
+    return f"{key}: found {detail['input']!r}. {detail['msg']}"
+
+
+def _timm_network(name: str, arguments: dict[str, Any], channels: int, num_outputs: int) -> nn.Module:
+    import timm
+
+    if not timm.is_model(name):
+        raise ParamsError(f"train.network is 'timm/{name}', which timm {timm.__version__} lacks{_did_you_mean(name, timm.list_models())}")
+    ours = sorted({"pretrained", "in_chans", "num_classes"} & set(arguments))
+    if ours:
+        raise ParamsError(f"train.network_arguments names {', '.join(ours)}, which Slipway sets itself from the data. Remove it.")
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=num_outputs, **arguments)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise ParamsError(f"timm/{name} refuses train.network_arguments {arguments}: {error}") from error
+    return network
+
+
+def _check_it_answers(network: ImageNetwork) -> None:
+    """One black image through the network: sizes that do not fit are found before any data is read."""
+    spec = network.spec
+    try:
+        with torch.no_grad():
+            answer = network.eval()(torch.zeros(1, *spec.input.shape, dtype=torch.uint8))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ParamsError(
+            f"train.network {spec.name!r} cannot take images of {spec.input.size_px}x{spec.input.size_px} px with {spec.input.channels} "
+            f"channels: {error}. Change precompute.image_size_px, or give the size in train.network_arguments (img_size for many of timm)."
+        ) from error
+    finally:
+        network.train()
+    if answer.shape != (1, spec.num_outputs):
+        raise ParamsError(f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected (1, {spec.num_outputs}).")
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
