@@ -67,6 +67,12 @@ class ClassScores:
     f1: Float
 
 
+def measure(task: Task, targets: ArrayLike, outputs: ArrayLike, resampling: Resampling) -> dict[str, Metric]:
+    """Every metric of `task` by name: `outputs` are probabilities (N, K), or values (N, 1) for a numeric target."""
+    measure_task = classification_metrics if task == "image_classification" else regression_metrics
+    return measure_task(targets, outputs, resampling)
+
+
 def classification_metrics(targets: ArrayLike, probabilities: ArrayLike, resampling: Resampling) -> dict[str, Metric]:
     """Every classification metric with its interval.
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slipway.contract import Task
 from slipway.errors import ParamsError
+from slipway.metrics import METRIC_NAMES
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -195,6 +196,7 @@ class Params(_Section):
                 f"augment.crop_padding_px is {self.augment.crop_padding_px}, expected less than "
                 f"precompute.image_size_px {self.precompute.image_size_px}"
             )
+        problems += [_describe_gate(name, self.data.task) for name in self.evaluate.gates if name not in METRIC_NAMES[self.data.task]]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -233,6 +235,12 @@ def _describe(detail: Any) -> str:
         return f"{key}: missing; it has no default, see docs/params.md"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
+
+
+def _describe_gate(name: str, task: Task) -> str:
+    close = difflib.get_close_matches(name, METRIC_NAMES[task], n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(METRIC_NAMES[task])}"
+    return f"evaluate.gates names {name!r}, which is no metric of data.task {task!r}; {hint}"
 
 
 def _known_keys(place: list[str]) -> list[str]:

@@ -1,0 +1,45 @@
+"""Plain text for a terminal: tables and numbers, without colour, readable in a log as well."""
+
+from collections.abc import Sequence
+
+from slipway.bundle import Metric
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
+    """Columns as wide as their widest cell; a column of numbers is set flush right. A cell that is "" stays empty."""
+    cells = [list(columns), *(list(row) for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    right = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]
+    return "\n".join(_line(row, widths, right, indent) for row in cells)
+
+
+def _line(row: list[str], widths: list[int], right: list[bool], indent: str) -> str:
+    cells = [cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in zip(row, widths, right, strict=True)]
+    return (indent + "  ".join(cells)).rstrip()
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    filled = [cell for cell in cells if cell]
+    return bool(filled) and all(cell[0].isdigit() or (cell[0] in "-+." and cell[1:2].isdigit()) for cell in filled)
+
+
+def number(value: float) -> str:
+    """Four significant digits, and four decimals for a share: 0.98765 -> "0.9877", 12.3456 -> "12.35", 1e-7 -> "1e-07"."""
+    if 0.001 <= abs(value) < 1:
+        return f"{value:.4f}"
+    return "0" if value == 0 else f"{value:.4g}"
+
+
+def interval(metric: Metric) -> str:
+    """The bounds of a metric's interval: "0.9741 to 0.9963"."""
+    return f"{number(metric.low)} to {number(metric.high)}"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the largest decimal unit that keeps one digit before the point: 1234567 -> "1.2 MB"."""
+    value, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,71 @@
+"""`artifacts/predictions.parquet`: what the trained network answers for each test row, one row each.
+
+`reports/confusion.csv` is the same without the numbers, for DVC's plots.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway import files
+from slipway.data.rows import read_table, write_table
+from slipway.evaluation import Evaluation
+
+CLASS_PREDICTIONS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("target", pa.string(), nullable=False),  # class names
+        pa.field("prediction", pa.string(), nullable=False),
+        pa.field("confidence", pa.float32(), nullable=False),  # probability of the prediction
+        pa.field("probabilities", pa.list_(pa.float32()), nullable=False),  # in the order of the classes
+    ]
+)
+VALUE_PREDICTIONS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("target", pa.float64(), nullable=False),
+        pa.field("prediction", pa.float64(), nullable=False),
+    ]
+)
+
+
+def write_predictions(path: Path, evaluation: Evaluation) -> None:
+    """Write one row for each test row, in the order of the packed split."""
+    schema = CLASS_PREDICTIONS if evaluation.is_classification else VALUE_PREDICTIONS
+    columns = (
+        _class_columns(evaluation) if evaluation.is_classification else {"target": evaluation.targets, "prediction": evaluation.predictions}
+    )
+    write_table(path, pa.table({"id": evaluation.ids, **columns}, schema=schema), schema)
+
+
+def read_predictions(path: Path, *, classification: bool) -> pa.Table:
+    """Read them back; SchemaError if they are missing or of another schema."""
+    return read_table(path, CLASS_PREDICTIONS if classification else VALUE_PREDICTIONS)
+
+
+def write_confusion(path: Path, evaluation: Evaluation) -> None:
+    """Write a CSV of actual and predicted class names, or of target and prediction, one line for each test row."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("actual", "predicted") if evaluation.is_classification else ("target", "prediction"))
+    pairs = (evaluation.targets, evaluation.predictions)
+    columns = [_names(column, evaluation.classes) for column in pairs] if evaluation.is_classification else [c.tolist() for c in pairs]
+    writer.writerows(zip(*columns, strict=True))
+    files.write_text(path, text.getvalue())
+
+
+def _class_columns(evaluation: Evaluation) -> dict[str, object]:
+    return {
+        "target": _names(evaluation.targets, evaluation.classes),
+        "prediction": _names(evaluation.predictions, evaluation.classes),
+        "confidence": evaluation.outputs.max(axis=1),
+        "probabilities": list(evaluation.outputs),
+    }
+
+
+def _names(indices: NDArray[np.float64], classes: list[str]) -> list[str]:
+    return [classes[int(index)] for index in indices]

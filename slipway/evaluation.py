@@ -1,0 +1,154 @@
+"""What the trained network reached on the test split: the record of it, its file, and the gates on it.
+
+`metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each; DVC skips
+lists, so every metric with its interval is in the list `metrics`, and every class in the list `per_class`.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from slipway import files
+from slipway.bundle import Metric
+from slipway.console import interval, number
+from slipway.contract import Task
+from slipway.errors import GateMissedError, SchemaError
+from slipway.metrics import ClassScores, class_scores, confusion_matrix, count_classes, log_losses
+from slipway.params import Gate
+
+HEADLINES: dict[Task, tuple[str, ...]] = {
+    "image_classification": ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss"),
+    "image_regression": ("rmse", "mae", "r2", "mse"),
+}
+
+
+class _NamedMetric(Metric):
+    name: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The test rows, what the network answered, and the metrics of it."""
+
+    task: Task
+    classes: list[str]  # empty for a numeric target
+    ids: list[str]
+    sources: list[str]
+    targets: NDArray[np.float64]  # (N,) class index, or the number itself
+    outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
+    metrics: dict[str, Metric]
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether `outputs` are probabilities."""
+        return self.task == "image_classification"
+
+    @cached_property
+    def predictions(self) -> NDArray[np.float64]:
+        """(N,) the index of the most probable class (the first of equals), or the value itself."""
+        return (self.outputs.argmax(axis=1) if self.is_classification else self.outputs[:, 0]).astype(np.float64)
+
+    @cached_property
+    def confusion(self) -> NDArray[np.int64]:
+        """(K, K) rows by actual and predicted class; of a classification only."""
+        return confusion_matrix(self.targets, self.predictions, len(self.classes))
+
+    @cached_property
+    def per_class(self) -> ClassScores:
+        """Precision, recall and F1 of each class; of a classification only."""
+        return class_scores(count_classes(self.confusion))
+
+    def worst(self, num_rows: int) -> list[int]:
+        """The rows with the largest loss, worst first; of a classification only rows with a wrong label."""
+        if self.is_classification:
+            loss = np.where(self.predictions != self.targets, log_losses(self.targets, self.outputs), -1.0)
+        else:
+            loss = np.abs(self.predictions - self.targets)
+        worst_first = np.argsort(-loss, kind="stable")[:num_rows]
+        return [int(row) for row in worst_first if loss[row] > 0]
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate, what it asks for and what was measured."""
+
+    name: str
+    required: Gate
+    measured: Metric
+
+    @property
+    def passed(self) -> bool:
+        """Whether the measured value itself is within the bounds, both included; the interval is not judged."""
+        least, most = self.required.min, self.required.max
+        return (least is None or self.measured.value >= least) and (most is None or self.measured.value <= most)
+
+    @property
+    def requirement(self) -> str:
+        """The bounds in words."""
+        bounds = (("at least", self.required.min), ("at most", self.required.max))
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
+
+def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[GateResult]:
+    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric."""
+    return [GateResult(name, gate, metrics[name]) for name, gate in gates.items()]
+
+
+def raise_missed(results: list[GateResult]) -> None:
+    """GateMissedError that names every missed gate."""
+    missed = [result for result in results if not result.passed]
+    if not missed:
+        return
+    lines = [
+        f"  {gate.name} is {number(gate.measured.value)} ({gate.measured.confidence * 100:g} % interval {interval(gate.measured)}, "
+        f"{gate.measured.rows} rows), required {gate.requirement}"
+        for gate in missed
+    ]
+    raise GateMissedError(
+        f"{len(missed)} of {len(results)} gates in evaluate.gates missed:\n"
+        + "\n".join(lines)
+        + "\nreports/evaluate.html shows where it goes wrong. Train better, or ask for less in params.yaml."
+    )
+
+
+def write_evaluation(path: Path, evaluation: Evaluation) -> None:
+    """Write `metrics/evaluate.json`."""
+    files.write_json(path, _content(evaluation))
+
+
+def read_metrics(path: Path) -> dict[str, Metric]:
+    """Every metric by name from `metrics/evaluate.json`; SchemaError if it is missing or not understood."""
+    try:
+        named = [_NamedMetric.model_validate(entry) for entry in json.loads(path.read_text())["metrics"]]
+    except FileNotFoundError:
+        raise SchemaError(f"{path} is missing. Run `dvc repro evaluate`.") from None
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise SchemaError(f"{path} is not what the evaluate stage writes: {error!r}. Run `dvc repro --force evaluate`.") from error
+    return {entry.name: Metric(**entry.model_dump(exclude={"name"})) for entry in named}
+
+
+def _content(evaluation: Evaluation) -> dict[str, Any]:
+    headlines = {name: evaluation.metrics[name].value for name in HEADLINES[evaluation.task]}
+    metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
+    content = {**headlines, "rows": len(evaluation.targets), "metrics": metrics}
+    return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
+
+
+def _class_entries(evaluation: Evaluation) -> list[dict[str, Any]]:
+    scores, rows = evaluation.per_class, evaluation.confusion.sum(axis=1)
+    return [
+        {
+            "class": name,
+            "rows": int(rows[index]),
+            "precision": float(scores.precision[index]),
+            "recall": float(scores.recall[index]),
+            "f1": float(scores.f1[index]),
+        }
+        for index, name in enumerate(evaluation.classes)
+    ]

@@ -1,0 +1,137 @@
+"""`reports/evaluate.html`: an evaluation on one page, from the headline to the pictures of the worst errors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.charts import Series, histogram, line_chart, scatter
+from slipway.console import interval, number
+from slipway.evaluation import HEADLINES, Evaluation, GateResult
+from slipway.report import Html, Section, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
+
+_NUM_WORST = 12
+_MOST_CLASSES = 30  # in a heat map with readable numbers
+_MOST_ROWS = 50  # in the table of classes
+_MOST_PAIRS = 10
+_MOST_DOTS = 3000
+
+
+def evaluation_page(
+    evaluation: Evaluation, gates: Sequence[GateResult], images: NDArray[np.uint8], curves: dict[str, list[Series]], about: str
+) -> str:
+    """The whole page. `images` (N, height, width, channels) uint8 are the test rows in the evaluation's order.
+
+    `curves` are the lines of training by the name of what they show; `about` says in one line what was evaluated.
+    """
+    sections = [
+        _headline(evaluation),
+        _gates(gates),
+        *_where_it_goes_wrong(evaluation),
+        _worst(evaluation, images),
+        _all_metrics(evaluation),
+    ]
+    if curves:
+        sections.append(Section("Training", join(line_chart(lines, "epoch", name) for name, lines in curves.items())))
+    return page("Evaluation on the test split", about, sections)
+
+
+def _headline(evaluation: Evaluation) -> Section:
+    named = [(name, evaluation.metrics[name]) for name in HEADLINES[evaluation.task]]
+    first = named[0][1]
+    note = f"{first.rows} test rows, each counted once. Below each number its {first.confidence * 100:g} % bootstrap interval."
+    boxes = tiles([(_words(name), number(metric.value), interval(metric)) for name, metric in named])
+    return Section("Headline", join([boxes, paragraph(note, "note")]))
+
+
+def _gates(gates: Sequence[GateResult]) -> Section:
+    if not gates:
+        return Section("Gates", paragraph("None: evaluate.gates in params.yaml is empty, so no result can fail the stage.", "soft"))
+    missed = sum(not gate.passed for gate in gates)
+    verdict = paragraph(f"{missed} of {len(gates)} missed", "bad") if missed else paragraph(f"{len(gates)} of {len(gates)} passed", "good")
+    rows = [[_words(gate.name), gate.requirement, number(gate.measured.value), interval(gate.measured), _verdict(gate)] for gate in gates]
+    return Section("Gates", join([verdict, table(["metric", "required", "measured", "interval", "result"], rows, numeric=["measured"])]))
+
+
+def _verdict(gate: GateResult) -> str:
+    return "✓ passed" if gate.passed else "✗ missed"
+
+
+def _where_it_goes_wrong(evaluation: Evaluation) -> list[Section]:
+    return [_classes(evaluation), _confusion(evaluation)] if evaluation.is_classification else [_values(evaluation)]
+
+
+def _classes(evaluation: Evaluation) -> Section:
+    scores, counts = evaluation.per_class, evaluation.confusion.sum(axis=1)
+    order = np.argsort(scores.f1, kind="stable")[:_MOST_ROWS] if len(evaluation.classes) > _MOST_ROWS else range(len(evaluation.classes))
+    rows = [
+        [evaluation.classes[k], str(counts[k]), *(f"{values[k]:.4f}" for values in (scores.precision, scores.recall, scores.f1))]
+        for k in order
+    ]
+    columns = ["class", "rows", "precision", "recall", "F1"]
+    title = "Classes" if len(evaluation.classes) <= _MOST_ROWS else f"The {_MOST_ROWS} weakest of {len(evaluation.classes)} classes"
+    return Section(title, table(columns, rows, numeric=columns[1:]))
+
+
+def _confusion(evaluation: Evaluation) -> Section:
+    matrix, classes = evaluation.confusion, evaluation.classes
+    note = paragraph(
+        "Row: the actual class. Column: the predicted class. The colour is the share of the row, on a square-root scale.", "note"
+    )
+    if len(classes) <= _MOST_CLASSES:
+        picture = heat_map(matrix, classes)
+    else:
+        shares = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
+        picture = image(np.rint(255 * shares).astype(np.uint8), f"Confusion matrix of {len(classes)} classes")
+    return Section("Confusion matrix", join([picture, note, _confused_pairs(evaluation)]))
+
+
+def _confused_pairs(evaluation: Evaluation) -> Html:
+    errors = evaluation.confusion * ~np.eye(len(evaluation.classes), dtype=bool)
+    actual, predicted = np.nonzero(errors)
+    counts = errors[actual, predicted]
+    if not len(counts):
+        return paragraph("No row has a wrong label.", "good")
+    order = np.argsort(-counts, kind="stable")[:_MOST_PAIRS]
+    rows = [[evaluation.classes[actual[i]], evaluation.classes[predicted[i]], str(counts[i])] for i in order]
+    return table(["actual", "taken for", "rows"], rows, numeric=["rows"])
+
+
+def _values(evaluation: Evaluation) -> Section:
+    targets, values = evaluation.targets, evaluation.predictions
+    shown = np.unique(np.linspace(0, len(targets) - 1, _MOST_DOTS).astype(np.int64))
+    dots = figure(
+        scatter(targets[shown], values[shown], "target", "prediction"),
+        f"{len(shown)} of {len(targets)} rows; on the dashed line the prediction is right.",
+    )
+    errors = figure(histogram(values - targets, "prediction - target"), f"Errors of all {len(targets)} rows.")
+    return Section("Predictions", join([dots, errors]))
+
+
+def _worst(evaluation: Evaluation, images: NDArray[np.uint8]) -> Section:
+    rows = evaluation.worst(_NUM_WORST)
+    if not rows:
+        return Section("Worst errors", paragraph(f"None in {len(evaluation.targets)} rows.", "good"))
+    shown = gallery(figure(image(images[row], evaluation.sources[row]), _caption(evaluation, row)) for row in rows)
+    note = "Largest loss first, as the network sees them. Look for wrong labels here before you look for a better network."
+    return Section(f"The {len(rows)} worst errors", join([shown, paragraph(note, "note")]))
+
+
+def _caption(evaluation: Evaluation, row: int) -> str:
+    target, prediction = evaluation.targets[row], evaluation.predictions[row]
+    if not evaluation.is_classification:
+        return f"target {number(target)}, predicted {number(prediction)} ({evaluation.sources[row]})"
+    named, confidence = evaluation.classes[int(prediction)], float(evaluation.outputs[row].max())
+    own = float(evaluation.outputs[row, int(target)])
+    return f"{evaluation.classes[int(target)]} ({own:.1%}) taken for {named} ({confidence:.1%}); {evaluation.sources[row]}"
+
+
+def _all_metrics(evaluation: Evaluation) -> Section:
+    rows = [[_words(name), number(metric.value), number(metric.low), number(metric.high)] for name, metric in evaluation.metrics.items()]
+    return Section("All metrics", table(["metric", "value", "low", "high"], rows, numeric=["value", "low", "high"]))
+
+
+def _words(name: str) -> str:
+    """`f1_macro` -> "F1, macro"; `rmse` -> "RMSE"."""
+    known = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "log_loss": "Log loss", "balanced_accuracy": "Balanced accuracy"}
+    return known.get(name) or ", ".join(name.split("_")).capitalize()

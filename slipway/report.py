@@ -1,0 +1,149 @@
+"""HTML pages that stand alone: one file, no script, nothing loaded from anywhere, light and dark, phone and desk.
+
+A page is a list of sections, a section a piece of HTML that the functions below build. Every text that is
+passed in is escaped; only what these functions return is taken as HTML, and the type `Html` tells the two apart.
+"""
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Html = NewType("Html", str)
+
+_STYLE = """
+:root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b2330; --soft: #667085; --line: #e3e6eb;
+  --good: #0f7b5f; --bad: #c2410c; --mark: #2563eb; --other: #c2410c; }
+@media (prefers-color-scheme: dark) { :root { --ground: #10141b; --card: #181e28; --ink: #e6eaf1; --soft: #97a1b3; --line: #2a3240;
+  --good: #34d399; --bad: #fb923c; --mark: #60a5fa; --other: #fb923c; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; }
+h2 { font-size: 1.1rem; margin: 0 0 .75rem; }
+p { margin: 0 0 .75rem; max-width: 46rem; }
+.soft, figcaption, .note { color: var(--soft); font-size: .875rem; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: .75rem; padding: 1.25rem; margin-top: 1.25rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .35rem .75rem .35rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { color: var(--soft); font-weight: 500; }
+td.number, th.number { text-align: right; }
+tr:last-child td { border-bottom: 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 1.25rem; }
+.tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600; font-variant-numeric: tabular-nums; }
+.good { color: var(--good); } .bad { color: var(--bad); }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1.25rem 1rem; }
+figure { margin: 0; min-width: 0; } figcaption { overflow-wrap: anywhere; }
+.gallery img { width: 100%; border: 1px solid var(--line); border-radius: .4rem; }
+img { display: block; image-rendering: pixelated; }
+svg { display: block; width: 100%; max-width: 40rem; height: auto; font: 12px system-ui, sans-serif; fill: var(--soft); }
+svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
+svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); } svg .third { stroke: var(--good); }
+svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
+svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
+.heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; min-width: 2.1rem; height: 2.1rem;
+  border-radius: .3rem; }
+.heat th { padding: 0 .5rem; }
+.heat th[scope=row] { text-align: right; }
+.heat td { background: color-mix(in srgb, var(--cell, var(--bad)) var(--strength), var(--ground)); }
+.heat td.right { --cell: var(--good); } .heat td.strong { color: var(--card); font-weight: 600; }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands below it."""
+
+    title: str
+    body: Html
+
+
+def page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The whole document."""
+    parts = "\n".join(f"<section>\n<h2>{escape(section.title)}</h2>\n{section.body}\n</section>" for section in sections)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="soft">{escape(subtitle)}</p>\n{parts}\n</main>\n</body>\n</html>\n'
+    )
+
+
+def join(parts: Iterable[Html]) -> Html:
+    """Pieces below each other."""
+    return Html("\n".join(parts))
+
+
+def paragraph(text: str, style: str = "") -> Html:
+    """A paragraph; `style` may be "soft", "good" or "bad"."""
+    return Html(f'<p class="{escape(style)}">{escape(text)}</p>')
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str] = ()) -> Html:
+    """A table that scrolls sideways where it is too wide. Columns named in `numeric` are set flush right."""
+    kinds = [' class="number"' if column in numeric else "" for column in columns]
+    head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
+    lines = ["".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows]
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return Html(f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>')
+
+
+def tiles(entries: Sequence[tuple[str, str, str]]) -> Html:
+    """Large numbers side by side: (name, number, small print)."""
+    boxes = (
+        f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b><span class="soft">{escape(note)}</span></div>'
+        for name, value, note in entries
+    )
+    return Html(f'<div class="tiles">{"".join(boxes)}</div>')
+
+
+def figure(content: Html, caption: str) -> Html:
+    """A chart or a picture above its caption."""
+    return Html(f"<figure>{content}<figcaption>{escape(caption)}</figcaption></figure>")
+
+
+def gallery(figures: Iterable[Html]) -> Html:
+    """Small figures side by side, as many in a row as there is room for."""
+    return Html(f'<div class="gallery">{"".join(figures)}</div>')
+
+
+def image(pixels: NDArray[np.uint8], description: str) -> Html:
+    """(H, W), (H, W, 1) or (H, W, 3) uint8 in [0, 255] as a PNG inside the page; enlarged, its pixels stay sharp squares."""
+    array = np.asarray(pixels)
+    buffer = io.BytesIO()
+    Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).save(buffer, format="PNG")
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return Html(f'<img src="data:image/png;base64,{encoded}" alt="{escape(description)}">')
+
+
+def heat_map(matrix: NDArray[np.int64], labels: Sequence[str]) -> Html:
+    """(K, K) counts, row = actual, column = predicted, as a table whose colours follow each row's shares.
+
+    The colour grows with the square root, so that one error among many rows is still seen.
+    """
+    head = "".join(f'<th scope="col">{escape(label)}</th>' for label in labels)
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(label)}</th>{_heat_row(matrix, labels, index)}</tr>' for index, label in enumerate(labels)
+    )
+    return Html(f'<div class="wide"><table class="heat">\n<tr><th></th>{head}</tr>\n{rows}\n</table></div>')
+
+
+def _heat_row(matrix: NDArray[np.int64], labels: Sequence[str], actual: int) -> str:
+    total = max(int(matrix[actual].sum()), 1)
+    return "".join(
+        _heat_cell(int(count), total, labels[actual], labels[column], actual == column) for column, count in enumerate(matrix[actual])
+    )
+
+
+def _heat_cell(count: int, total: int, actual: str, predicted: str, right: bool) -> str:
+    strength = round(100 * (count / total) ** 0.5)
+    kind = " ".join(["right"] * right + ["strong"] * (strength > 60))
+    hint = escape(f"{count} of {total} rows of {actual} were predicted {predicted}")
+    return f'<td class="{kind}" style="--strength:{strength}%" title="{hint}">{count or ""}</td>'
