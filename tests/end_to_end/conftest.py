@@ -1,11 +1,13 @@
 """One run of the whole pipeline, shared by all tests of this folder."""
 
+from typing import Any
+
 import pytest
 
 from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 
 # Two DeepSpeed processes on few rows: the budgets allow one of the ten test rows to flip.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "data": {"path": "data/own"},
     "clean": {"max_bad_share": 0.1},
     "augment": {"forbid": []},
