@@ -1,22 +1,64 @@
+# Every command of the project; `make help` lists them.
 SHELL := /bin/bash
+# Every recipe's shell starts by reading env.sh: the private environment, all state inside the checkout.
+export BASH_ENV := $(CURDIR)/env.sh
 .DEFAULT_GOAL := help
 PYTHON ?= python3
-BIN := $(CURDIR)/.venv/bin
-# Everything stays inside the checkout: tools write to .work, .bentoml and .dvc, never to the user's home.
-export PATH := $(BIN):$(PATH)
-export BENTOML_HOME := $(CURDIR)/.bentoml
-export BENTOML_DO_NOT_TRACK := True
-export DVC_NO_ANALYTICS := 1
-export DS_BUILD_OPS := 0
+TESTS ?= tests
 
 .venv/.complete: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+	  || { echo "error: $$($(PYTHON) --version) found, expected Python 3.11 or 3.12. Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "building the private environment in .venv (about 3 minutes and 7 GB, once)"
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
-	touch $@
+	.venv/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
+	@touch $@
 
 .PHONY: help
-help: ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+help: ## list these commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
 
 .PHONY: install
 install: .venv/.complete ## build the private environment in .venv
+
+.PHONY: demo
+demo: install ## run the whole pipeline on the embedded digits and print what came out
+	dvc repro
+	@python -m slipway.summary
+
+.PHONY: serve
+serve: install ## start the service on 127.0.0.1:3000
+	bentoml serve
+
+.PHONY: test
+test: install ## run every test
+	python -m pytest $(TESTS)
+
+.PHONY: check
+check: install ## formatting, lint, types and the fast tests: run it before every commit
+	ruff format --check .
+	ruff check .
+	mypy
+	python -m pytest -m 'not slow and not gpu' $(TESTS)
+
+.PHONY: format
+format: install ## format the code and mend what lint can mend
+	ruff format .
+	ruff check --fix .
+
+.PHONY: deps
+deps: install ## write each stage's import closure into dvc.yaml
+	python -m tests.structure.closure
+
+.PHONY: hooks
+hooks: install ## run `make check` before each commit from now on
+	pre-commit install
+
+.PHONY: lock
+lock: install ## resolve requirements.lock anew from pyproject.toml
+	uv pip compile pyproject.toml --universal --python-version 3.11 --extra train --extra export --extra serve --extra dev \
+	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
+
+.PHONY: clean
+clean: ## remove what stages wrote and all work in progress; the data, dvc's cache and .venv stay
+	rm -rf .work .bentoml data/clean data/split data/packed data/augmented artifacts reports

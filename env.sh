@@ -1,0 +1,21 @@
+# Source this in a shell (`source env.sh`): the private environment, with every tool's state inside the checkout.
+# The Makefile sources it too.
+_slipway_root=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)
+export VIRTUAL_ENV="$_slipway_root/.venv"
+case ":$PATH:" in
+  *":$VIRTUAL_ENV/bin:"*) ;;
+  *) export PATH="$VIRTUAL_ENV/bin:$PATH" ;;
+esac
+export BENTOML_HOME="$_slipway_root/.bentoml"
+export BENTOML_DO_NOT_TRACK=True
+export DVC_NO_ANALYTICS=1
+export DVC_SITE_CACHE_DIR="$_slipway_root/.work/dvc"
+export DS_BUILD_OPS=0 # DeepSpeed builds no extension when it is installed
+export XDG_CACHE_HOME="$_slipway_root/.work/cache"
+export XDG_CONFIG_HOME="$_slipway_root/.work/config"
+export MPLCONFIGDIR="$_slipway_root/.work/cache/matplotlib"
+export TRITON_HOME="$_slipway_root/.work/cache"
+export TORCH_HOME="$_slipway_root/.work/cache/torch"
+export TORCHINDUCTOR_CACHE_DIR="$_slipway_root/.work/cache/inductor"
+export HF_HOME="$_slipway_root/.work/cache/huggingface"
+unset _slipway_root

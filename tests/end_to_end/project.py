@@ -1,0 +1,150 @@
+"""A copy of the checkout in an empty folder, with 64 small pictures, to be used as a user would."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import yaml
+from PIL import Image
+
+from tests.conftest import ROOT
+
+SHAPES = ("circle", "cross", "ring", "square")
+NUM_IMAGES = 64
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project folder and the ways into it."""
+
+    path: Path
+
+    def shell(self, line: str, *, succeeds: bool = True, timeout_s: float = 600) -> str:
+        """Run one line in a fresh shell after `source env.sh`; what it printed."""
+        answer = subprocess.run(
+            ["bash", "-c", f"source env.sh && {line}"],
+            cwd=self.path,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert (answer.returncode == 0) is succeeds, f"{line} ended with {answer.returncode}:\n{answer.stdout}"
+        return answer.stdout
+
+    def environment(self) -> dict[str, str]:
+        """The caller's variables, with a home that must stay empty and an author for commits."""
+        author = {f"GIT_{role}_{part}": "end-to-end" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
+        return {**os.environ, **author, "HOME": str(self.path / ".work" / "home")}
+
+    def set_params(self, changes: dict[str, dict[str, Any]]) -> None:
+        """Change keys of params.yaml, section by section."""
+        path = self.path / "params.yaml"
+        content = yaml.safe_load(path.read_text())
+        for section, values in changes.items():
+            content[section].update(values)
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+    @contextlib.contextmanager
+    def service(self, line: str = "bentoml serve", **settings: str) -> Iterator[str]:
+        """Run the service in a process of its own; its address. It is stopped at the end, by its id."""
+        with free_port() as port:
+            pass
+        log = self.path / ".work" / "service.log"
+        log.parent.mkdir(exist_ok=True)
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", f"source env.sh && exec {line} --port {port}"],
+                cwd=self.path,
+                env={**self.environment(), **settings},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                address = f"http://127.0.0.1:{port}"
+                _wait_until_live(address, process, log)
+                yield address
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+                process.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield listener.getsockname()[1]
+
+
+def wait_until_ready(address: str) -> None:
+    """Block until /readyz answers 200; fails with its last answer."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while (answer := httpx.get(f"{address}/readyz")).status_code != 200:
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.1)
+
+
+def _wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{address}/livez").status_code == 200:
+                return
+        time.sleep(0.1)
+
+
+def copy_checkout(target: Path) -> Project:
+    """The files git knows or would add, committed in a new repository, with this environment as its .venv."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listing.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    (target / ".venv").symlink_to(sys.prefix)
+    (target / ".work" / "home").mkdir(parents=True)
+    project = Project(target)
+    project.shell("git init -q && git add -A && git commit -qm 'A new project'")
+    return project
+
+
+def draw_shapes(folder: Path) -> None:
+    """64 noisy grey pictures of 20x20 pixels in one sub-folder per shape."""
+    generator = np.random.default_rng(5)
+    for number in range(NUM_IMAGES):
+        shape = SHAPES[number % len(SHAPES)]
+        pixels = _shape_mask(shape, generator.integers(-2, 3, size=2)) * 180.0 + generator.uniform(0, 60, size=(20, 20))
+        (folder / shape).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / shape / f"{number:02}.png")
+
+
+def _shape_mask(shape: str, offset: Any) -> Any:
+    rows, columns = np.mgrid[-10:10, -10:10] + 0.5
+    rows, columns = rows - offset[0], columns - offset[1]
+    radius = np.hypot(rows, columns)
+    if shape == "circle":
+        return radius < 6
+    if shape == "ring":
+        return (radius < 7) & (radius > 4)
+    if shape == "square":
+        return np.maximum(abs(rows), abs(columns)) < 6
+    return np.minimum(abs(rows), abs(columns)) < 2

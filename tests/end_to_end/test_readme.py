@@ -1,0 +1,64 @@
+"""The README's commands, run as they stand there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.project import Project, wait_until_ready
+
+BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# These two build and test everything, this test included: .ci/run runs them.
+RUN_BY_CI = {"make demo", "make test"}
+SERVERS = {"make serve", "bentoml serve"}
+
+
+def commands(readme: str) -> list[str]:
+    """Every line of the bash blocks, without comments."""
+    lines = (line.split(" # ")[0].strip() for block in BLOCK.findall(readme) for line in block.splitlines())
+    return [line for line in lines if line]
+
+
+@pytest.fixture(name="readme")
+def _readme(root: Path) -> str:
+    return (root / "README.md").read_text()
+
+
+def test_the_readme_is_short(readme: str) -> None:
+    assert len(readme.splitlines()) < 200
+
+
+def test_ci_runs_the_two_commands_of_the_start(readme: str, root: Path) -> None:
+    assert set(commands(readme)) >= RUN_BY_CI
+    assert set((root / ".ci" / "run").read_text().splitlines()) >= RUN_BY_CI
+
+
+def test_every_file_the_readme_names_exists(readme: str, root: Path) -> None:
+    named = set(re.findall(r"\]\(([\w./-]+)\)", readme)) | set(re.findall(r"`((?:slipway|serving|stages|tests|docs)/[\w./-]+)`", readme))
+    assert [name for name in named if not (root / name).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_before_train(finished: Project, readme: str) -> None:
+    lines = [line for line in commands(readme) if line.startswith("dvc ")]
+    outputs = {line: finished.shell(line) for line in lines}
+    ran = re.findall(r"Running stage '(\w+)'", outputs["dvc exp run -S train.learning_rate=0.01"])
+    assert ran == ["train", "evaluate", "export", "compile", "verify"]
+    assert "train.learning_rate" in outputs["dvc exp show --only-changed"]
+    assert "accuracy" in outputs["dvc metrics show"]
+
+
+@pytest.mark.slow
+def test_the_servers_start_and_the_curl_line_gets_a_prediction(finished: Project, readme: str) -> None:
+    curl = next(line for line in commands(readme) if line.startswith("curl "))
+    assert set(commands(readme)) >= SERVERS
+    with finished.service("bentoml serve") as address:
+        wait_until_ready(address)
+        answer = finished.shell(curl.replace("http://127.0.0.1:3000", address))
+    assert '"label"' in answer
+
+
+def test_every_command_is_run_by_some_test(readme: str) -> None:
+    tested = RUN_BY_CI | SERVERS | {"source env.sh"}
+    untested = [line for line in commands(readme) if line not in tested and not line.startswith(("dvc ", "curl "))]
+    assert untested == []

@@ -1,0 +1,100 @@
+"""A stage has one name in four places, and dvc.yaml says what it really reads."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.params import Params
+from tests.structure.closure import closure, stage_dependencies
+
+STAGES = ["clean", "split", "precompute", "augment", "train", "evaluate", "export", "compile", "verify"]
+
+
+@pytest.fixture(name="pipeline")
+def _pipeline(root: Path) -> dict[str, Any]:
+    stages: dict[str, Any] = yaml.safe_load((root / "dvc.yaml").read_text())["stages"]
+    return stages
+
+
+def attributes_read(source: str) -> set[str]:
+    """The dotted places below `params` that a stage's source reads: "train", "clean.max_pixels", ..."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        parts: list[str] = []
+        inner: ast.AST = node
+        while isinstance(inner, ast.Attribute):
+            parts.insert(0, inner.attr)
+            inner = inner.value
+        if parts and isinstance(inner, ast.Name) and inner.id == "params":
+            found.add(".".join(parts))
+    return found
+
+
+def is_declared(place: str, declared: list[str]) -> bool:
+    return any(place == name or place.startswith(f"{name}.") for name in declared)
+
+
+def undeclared(source: str, declared: list[str]) -> set[str]:
+    """Places a stage reads that its `params` in dvc.yaml do not cover; a whole section covers its fields."""
+    places = attributes_read(source)
+    outermost = {place for place in places if not any(other.startswith(f"{place}.") for other in places)}
+    return {place for place in outermost if not is_declared(place, declared) and place not in {"model_dump"}}
+
+
+def test_every_stage_has_a_file_a_params_section_and_a_dvc_entry(root: Path, pipeline: dict[str, Any]) -> None:
+    assert list(pipeline) == STAGES
+    assert {path.stem for path in (root / "stages").glob("*.py")} == {"__init__", *STAGES}
+    assert set(STAGES) | {"seed", "data"} == set(Params.model_fields)
+
+
+def test_every_stage_file_defines_run_and_nothing_public_besides(root: Path) -> None:
+    for stage in STAGES:
+        tree = ast.parse((root / "stages" / f"{stage}.py").read_text())
+        public = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")]
+        assert public == ["run"], stage
+
+
+def test_stage_files_are_thin(root: Path) -> None:
+    lengths = {stage: len((root / "stages" / f"{stage}.py").read_text().splitlines()) for stage in STAGES}
+    assert {stage: length for stage, length in lengths.items() if length > 100} == {}
+
+
+def test_every_stage_runs_as_a_module_of_its_name(pipeline: dict[str, Any]) -> None:
+    assert {name: stage["cmd"] for name, stage in pipeline.items()} == {name: f"python -m stages.{name}" for name in STAGES}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deps_name_the_import_closure(stage: str, root: Path, pipeline: dict[str, Any]) -> None:
+    named = [dependency for dependency in pipeline[stage]["deps"] if dependency.endswith(".py")]
+    assert named == stage_dependencies(root, stage), "run `make deps`"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_reads_only_params_that_dvc_knows_of(stage: str, root: Path, pipeline: dict[str, Any]) -> None:
+    assert undeclared((root / "stages" / f"{stage}.py").read_text(), pipeline[stage]["params"]) == set()
+
+
+def test_an_undeclared_param_is_noticed() -> None:
+    source = "def run(params):\n    use(params.train.epochs, params.clean.max_pixels, params.seed)"
+    assert undeclared(source, ["train", "clean.max_pixels"]) == {"seed"}
+    assert undeclared(source, ["train.epochs", "seed", "clean.max_bad_share"]) == {"clean.max_pixels"}
+
+
+def test_the_closure_follows_imports_of_imports(tmp_path: Path) -> None:
+    (tmp_path / "slipway").mkdir()
+    (tmp_path / "slipway" / "a.py").write_text("from slipway import b\n")
+    (tmp_path / "slipway" / "b.py").write_text("def f():\n    import slipway.c\n")
+    (tmp_path / "slipway" / "c.py").write_text("import numpy\n")
+    (tmp_path / "slipway" / "unused.py").write_text("")
+    reached = closure(tmp_path, [tmp_path / "slipway" / "a.py"])
+    assert {path.name for path in reached} == {"a.py", "b.py", "c.py"}
+
+
+def test_package_files_hold_a_docstring_and_no_logic(root: Path) -> None:
+    for package in ("slipway", "stages", "serving"):
+        for path in (root / package).rglob("__init__.py"):
+            body = ast.parse(path.read_text()).body
+            assert [type(node) for node in body] == [ast.Expr], path
