@@ -72,7 +72,8 @@ def write_bundle(root: Path, trained: Trained, rows: ExportRows, params: ExportP
     """
     fp32 = _export_fp32(trained, rows, params)
     reference = run_in_batches(_open(fp32, "fp32"), rows.validation, params.max_batch_size)
-    models, reports = {}, []
+    models: dict[str, ModelFile] = {}
+    reports: list[VariantReport] = []
     for variant in params.variants:
         graph = _make(variant, fp32, trained, rows, root)
         reports.append(_check(variant, graph, reference, trained, rows))

@@ -47,8 +47,8 @@ def torch_answers(network: nn.Module, output: OutputContract, batch: NDArray[np.
 def export_graph(network: nn.Module, contract: ImageContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
     """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file."""
     answering = AnsweringNetwork(network, output).eval()
-    example = torch.zeros((1, *contract.shape), dtype=torch.uint8)
-    # torch refuses a dimension whose range is a single number; then it is simply fixed.
+    # With one example row torch may take the batch for fixed; and it refuses a range of a single number.
+    example = torch.zeros((min(2, max_batch_size), *contract.shape), dtype=torch.uint8)
     dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
     program = torch.onnx.export(
         answering,

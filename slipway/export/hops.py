@@ -1,0 +1,128 @@
+"""The hops of the certificate before HTTP: torch, every ONNX variant on every provider, the TensorRT engine.
+
+What is not there (no GPU, no engine) becomes a hop with the status `not_executed` and the reason. What is
+there and refused or broken becomes a hop that differs. Columns are compared by the names that the bundle
+gives them, so permuted labels are seen here.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from slipway.bundle import LoadedBundle, OutputContract
+from slipway.certificate import Execution, Hop
+from slipway.errors import BundleError, SlipwayError, UnavailableError
+from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
+from slipway.export.graph import torch_answers
+from slipway.export.variants import run_in_batches
+from slipway.params import VerifyParams
+from slipway.passport import read_passport, read_receipt
+from slipway.runtime import Runner, open_engine, open_onnx, why_unavailable
+
+TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
+_WARM_UP_CALLS = 3
+_THROUGHPUT_CALLS = 5
+Measured = tuple[Hop, Measurement | None]
+
+
+class TorchRunner:
+    """The trained network behind the same call as every other hop."""
+
+    actual = TORCH
+
+    def __init__(self, network: nn.Module, output: OutputContract) -> None:
+        self._network = network
+        self._output = output
+
+    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
+        return torch_answers(self._network, self._output, batch)
+
+
+class HopRunner:
+    """Runs hops over the test rows of one comparison, each against the trained network."""
+
+    def __init__(self, comparison: Comparison, bundle: LoadedBundle, network: nn.Module, params: VerifyParams) -> None:
+        self._comparison = comparison
+        self._bundle = bundle
+        self._params = params
+        measured = measure(
+            TorchRunner(network, bundle.manifest.output), comparison.rows, bundle.manifest.max_batch_size, params.timing_rounds
+        )
+        self.torch = (comparison.first("torch", TORCH, measured), measured)
+
+    def run_onnx(self) -> Iterator[Measured]:
+        """Every variant on the CPU, and on the GPU where it is meant for it."""
+        for variant, model in self._bundle.manifest.models.items():
+            for provider in ("cpu", *(["cuda"] if "cuda" in model.meant_for else [])):
+                requested = Execution(backend="onnxruntime", provider=provider, precision=model.precision, variant=variant)
+                name = f"onnxruntime/{provider}/{variant}"
+                reason = why_unavailable(provider)
+                yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, self._onnx_opener(requested))
+
+    def run_engine(self, root: Path) -> Measured:
+        """The TensorRT engine in `root`. One whose passport does not fit differs: it must not be served."""
+        receipt = read_receipt(root)
+        if receipt:
+            return not_executed(f"tensorrt/{receipt.requested.variant}", receipt.requested, receipt.reason), None
+        requested = read_passport(root).requested
+        return self._run(f"tensorrt/{requested.variant}", requested, lambda: open_engine(root, self._bundle))
+
+    def _run(self, name: str, requested: Execution, opener: Callable[[], Runner]) -> Measured:
+        rows, manifest = self._comparison.rows, self._bundle.manifest
+        try:
+            measured = measure(opener(), rows, manifest.max_batch_size, self._params.timing_rounds)
+            measured = replace(measured, outputs=in_order_of(rows.classes, manifest.output.labels, measured.outputs))
+        except UnavailableError as error:
+            return not_executed(name, requested, str(error)), None
+        except SlipwayError as error:
+            return failed(name, requested, str(error), self.torch[0].name), None
+        return self._comparison.against(name, requested, measured, self.torch, self._tolerance(requested.variant)), measured
+
+    def _onnx_opener(self, requested: Execution) -> Callable[[], Runner]:
+        return lambda: open_onnx(
+            self._bundle.model_bytes(requested.variant),
+            variant=requested.variant,
+            precision=requested.precision,
+            provider=requested.provider,
+            num_threads=0,
+        )
+
+    def _tolerance(self, variant: str) -> Tolerance:
+        if variant == "fp32":
+            return Tolerance(max_difference=self._params.max_difference)
+        budgets: Mapping[str, float] = {str(name): budget for name, budget in self._params.max_metric_loss.items()}
+        return Tolerance(max_metric_loss=budgets[variant])
+
+
+def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: int) -> Measurement:
+    """Answers for all rows in order, the median latency of one row, and the speed at the largest batch."""
+    row, batch = rows.images[:1], np.ascontiguousarray(rows.images[np.arange(largest_batch) % len(rows.images)])
+    outputs = run_in_batches(runner, rows.images, largest_batch)
+    for _ in range(_WARM_UP_CALLS):
+        runner.run(row)
+    latency = _median_seconds(lambda: runner.run(row), timing_rounds)
+    whole = _median_seconds(lambda: runner.run(batch), _THROUGHPUT_CALLS)
+    return Measurement(runner.actual, outputs, latency_ms=latency * 1000, rows_per_second=largest_batch / whole)
+
+
+def in_order_of(classes: list[str], labels: list[str], outputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The columns of `outputs`, which are called `labels`, in the order of `classes`; BundleError if the names differ."""
+    if sorted(classes) != sorted(labels) or outputs.shape[1] != max(len(labels), 1):
+        raise BundleError(f"{outputs.shape[1]} columns called {labels}, the network has the classes {classes}. Run `dvc repro export`.")
+    return outputs[:, [labels.index(name) for name in classes]] if classes else outputs
+
+
+def _median_seconds(call: Callable[[], object], num_calls: int) -> float:
+    def timed() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return statistics.median(timed() for _ in range(num_calls))

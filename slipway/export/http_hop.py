@@ -1,0 +1,154 @@
+"""The last hop: the original image bytes to the running service over HTTP, as any client would send them.
+
+Refused: image bytes that are not the ones the packed rows were made from, an answer of another model
+version, an answer that is not of the declared form.
+"""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway import files
+from slipway.bundle import LoadedBundle
+from slipway.certificate import Execution
+from slipway.data.sources import RawSample
+from slipway.errors import IntegrityError, ParityError
+from slipway.export.comparison import Measurement
+
+_CONNECTIONS = 8
+_CHUNK_ROWS = 256  # payloads held in memory at a time
+_ID_DIGITS = 32  # a row's id is the beginning of its SHA-256
+
+
+@dataclass(frozen=True)
+class ServiceChoice:
+    """What the service was asked to run and what it runs, by its own `/model`."""
+
+    requested: Execution  # with the backend "http"
+    actual: Execution
+    behind: Execution  # the runtime behind HTTP
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One test row as an encoded image."""
+
+    position: int  # among the test rows
+    row_id: str
+    content: bytes
+
+
+def original_payloads(samples: Iterable[RawSample], positions: dict[str, int], ids: list[str]) -> Iterator[Payload]:
+    """The raw samples as payloads of the test rows; IntegrityError if one is not the row that was packed, or is missing."""
+    missing = set(positions)
+    for sample in samples:
+        position = positions.get(sample.source)
+        if position is None or sample.fault or files.sha256_bytes(sample.payload)[:_ID_DIGITS] != ids[position]:
+            raise IntegrityError(f"{sample.source} changed since it was packed. Run `dvc repro`, which starts at the changed data.")
+        missing.remove(sample.source)
+        yield Payload(position, ids[position], sample.payload)
+    if missing:
+        raise IntegrityError(f"{len(missing)} test rows are gone from the raw data, the first is {min(missing)}. Run `dvc repro`.")
+
+
+class ServiceClient:
+    """Asks a running service for the answers of a bundle. Columns come in the order of `classes`, the network's own."""
+
+    def __init__(self, url: str, bundle: LoadedBundle, classes: list[str]) -> None:
+        limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
+        self._client = httpx.Client(base_url=url, trust_env=False, timeout=30.0, limits=limits)
+        self._bundle = bundle
+        self._classes = classes
+
+    def __enter__(self) -> "ServiceClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def choice(self) -> ServiceChoice:
+        """What the service runs; ParityError if `/model` is not understood or speaks of another bundle."""
+        card = self._ask("/model", self._client.build_request("GET", "/model"))
+        try:
+            execution, found = card["execution"], card["model_version"]
+            behind = Execution.model_validate(execution["actual"])
+            asked = {name: execution["requested"].get(name, "auto") for name in ("provider", "precision", "variant")}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ParityError(f"/model does not say what the service runs ({error!r}). Serve with the same Slipway version.") from error
+        self._check_version(found, "/model")
+        return ServiceChoice(
+            requested=Execution(backend="http", **asked), actual=behind.model_copy(update={"backend": "http"}), behind=behind
+        )
+
+    def measure(self, payloads: Iterator[Payload], num_rows: int, timing_rounds: int, actual: Execution) -> Measurement:
+        """Send every payload once, several at a time, then one again and again for the latency of one row."""
+        columns = max(len(self._classes), 1)
+        outputs = np.full((num_rows, columns), math.nan, dtype=np.float32)
+        seconds, first = 0.0, None
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            for chunk in _chunks(payloads):
+                first = first or chunk[0]
+                start = time.perf_counter()
+                answers = list(pool.map(self.predict, chunk))
+                seconds += time.perf_counter() - start
+                outputs[[payload.position for payload in chunk]] = answers
+        assert first is not None, "a test split is never empty"
+        latency = statistics.median(self._timed(first) for _ in range(timing_rounds))
+        return Measurement(actual, outputs, latency_ms=latency * 1000, rows_per_second=num_rows / seconds)
+
+    def predict(self, payload: Payload) -> NDArray[np.float32]:
+        """(columns,) float32: the service's answer for one image; ParityError, naming the row, if it is none."""
+        what = f"row {payload.row_id}"
+        headers = {"content-type": "application/octet-stream"}
+        answer = self._ask(what, self._client.build_request("POST", "/predict", content=payload.content, headers=headers))
+        self._check_version(answer.get("model_version"), what)
+        try:
+            return self._columns(answer)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ParityError(f"{what}: the service answered {str(answer)[:300]}, which is not of the form in docs/serving.md.") from error
+
+    def _columns(self, answer: dict[str, Any]) -> NDArray[np.float32]:
+        if not self._classes:
+            return np.array([answer["value"]], dtype=np.float32)
+        columns = np.array([answer["probabilities"][name] for name in self._classes], dtype=np.float32)
+        if len(answer["probabilities"]) != len(self._classes) or answer["probabilities"][answer["label"]] != float(columns.max()):
+            raise ValueError("label and probabilities do not go together")
+        return columns
+
+    def _timed(self, payload: Payload) -> float:
+        start = time.perf_counter()
+        self.predict(payload)
+        return time.perf_counter() - start
+
+    def _check_version(self, found: object, what: str) -> None:
+        if found != self._bundle.version:
+            raise ParityError(f"{what}: the service answered as model {found!r}, expected {self._bundle.version!r}.")
+
+    def _ask(self, what: str, request: httpx.Request) -> dict[str, Any]:
+        try:
+            answer = self._client.send(request)
+        except httpx.HTTPError as error:
+            raise ParityError(f"{what}: the service gave no answer ({error!r}).") from error
+        if answer.status_code != httpx.codes.OK:
+            raise ParityError(f"{what}: the service answered {answer.status_code} {answer.text[:300]}, expected 200.")
+        try:
+            content = answer.json()
+        except ValueError as error:
+            raise ParityError(f"{what}: the service answered {answer.text[:300]!r}, expected JSON.") from error
+        if not isinstance(content, dict):
+            raise ParityError(f"{what}: the service answered {type(content).__name__}, expected one object.")
+        return content
+
+
+def _chunks(payloads: Iterator[Payload]) -> Iterator[list[Payload]]:
+    while chunk := list(itertools.islice(payloads, _CHUNK_ROWS)):
+        yield chunk

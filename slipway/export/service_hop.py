@@ -1,0 +1,52 @@
+"""The hop over HTTP as a whole: start the service, ask what it runs, send every test row, compare, stop it.
+
+Compared with the very hop that the service runs behind HTTP, so a difference can only come from the
+service: decoding, resizing, batching, rounding or labels.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.bundle import LoadedBundle
+from slipway.certificate import Execution, Hop
+from slipway.errors import ParityError, UnavailableError
+from slipway.export.comparison import Comparison, Measurement, Tolerance, failed
+from slipway.export.hops import Measured
+from slipway.export.http_hop import Payload, ServiceClient
+from slipway.export.service_process import running_service
+from slipway.params import VerifyParams
+
+NAME = "http"
+AUTO = Execution(backend="http", provider="auto", precision="auto", variant="auto")
+
+
+class ServiceHop:
+    """Runs the hop with a service that `command` starts; its output goes to `log`."""
+
+    def __init__(self, command: list[str], settings: dict[str, str], log: Path) -> None:
+        self._command = command
+        self._settings = settings
+        self._log = log
+
+    def run(
+        self, comparison: Comparison, bundle: LoadedBundle, before: list[Measured], payloads: Iterator[Payload], params: VerifyParams
+    ) -> Hop:
+        """The hop; it differs when the service does not start, does not answer, or answers something else."""
+        try:
+            with (
+                running_service(self._command, self._settings, self._log) as url,
+                ServiceClient(url, bundle, comparison.rows.classes) as client,
+            ):
+                choice = client.choice()
+                reference = _reference(before, choice.behind)
+                measured = client.measure(payloads, len(comparison.rows.ids), params.timing_rounds, choice.actual)
+        except (UnavailableError, ParityError) as error:
+            return failed(NAME, AUTO, str(error).rstrip("."))
+        return comparison.against(NAME, choice.requested, measured, reference, Tolerance(max_difference=params.max_difference))
+
+
+def _reference(before: list[Measured], behind: Execution) -> tuple[Hop, Measurement]:
+    for hop, measured in before:
+        if hop.actual == behind and measured is not None:
+            return hop, measured
+    raise ParityError(f"the service runs {behind.backend}/{behind.provider}/{behind.variant}, which is none of the executed hops.")

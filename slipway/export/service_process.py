@@ -1,0 +1,90 @@
+"""The service as a real child process, as an operator would start it, on a free port of 127.0.0.1.
+
+Its settings are the defaults and the files given here: SLIPWAY_ variables of the caller do not reach it.
+Refused: a service that does not get ready in time; the end of its log is in the message.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from slipway.errors import UnavailableError
+
+READY_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 20.0
+_LOG_LINES = 15
+
+
+@contextmanager
+def running_service(command: list[str], settings: dict[str, str], log: Path, ready_deadline_s: float = READY_DEADLINE_S) -> Iterator[str]:
+    """Start `command --host 127.0.0.1 --port FREE`, wait until it is ready, give its URL, and stop it at the end.
+
+    `settings` are its environment variables. UnavailableError if it is not ready within the deadline.
+    """
+    port = _free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")} | settings
+    log.parent.mkdir(parents=True, exist_ok=True)
+    tethered = [sys.executable, "-m", "slipway.export.tether", *command, "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output:
+        # A session of its own, so that its workers can be ended with it.
+        child = subprocess.Popen(tethered, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(url, child, log, ready_deadline_s)
+        yield url
+    finally:
+        _stop(child)
+
+
+def serve_command() -> list[str]:
+    """How the service is started."""
+    return [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway"]
+
+
+def _wait_until_ready(url: str, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
+    last, end = "no answer", time.monotonic() + deadline_s
+    with httpx.Client(trust_env=False, timeout=2.0) as client:
+        while time.monotonic() < end:
+            if child.poll() is not None:
+                raise UnavailableError(f"the service ended with exit code {child.returncode} before it was ready.\n{_end_of(log)}")
+            try:
+                answer = client.get(f"{url}/readyz")
+            except httpx.HTTPError:
+                time.sleep(0.1)
+                continue
+            if answer.status_code == httpx.codes.OK:
+                return
+            last = f"{answer.status_code} {answer.text.strip()[:500]}"
+            time.sleep(0.1)
+    raise UnavailableError(f"the service was not ready within {deadline_s:g} s; /readyz said: {last}\n{_end_of(log)}")
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the service, and SIGKILL to it and its workers if it is still there after the deadline."""
+    with suppress(ProcessLookupError):
+        child.terminate()
+    try:
+        child.wait(STOP_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return f"The end of {log}:\n" + "\n".join(f"  {line}" for line in lines)

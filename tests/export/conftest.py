@@ -1,0 +1,245 @@
+"""A small trained project on disk: raw images, packed store, checkpoint and metrics, as the stages before export leave them."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn import functional
+
+from slipway import files
+from slipway.bundle import LoadedBundle, load_bundle
+from slipway.contract import Task
+from slipway.data.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
+from slipway.evaluation import Evaluation, write_evaluation
+from slipway.export.bundling import ExportRows, Trained, write_bundle
+from slipway.export.graph import torch_answers
+from slipway.export.lineage import trace_lineage
+from slipway.metrics import Resampling, classification_metrics, regression_metrics
+from slipway.params import Params, parse_params
+from slipway.preprocess import ImageContract
+from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, TrainingSetup, build_network, load_network, save_checkpoint
+
+CONTRACT = ImageContract(size_px=16, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CLASSES = ["amber", "blue", "green"]
+COLOURS = np.array([[200, 140, 40], [40, 80, 200], [60, 180, 80]])
+NUM_ROWS = {"train": 96, "val": 30, "test": 41}
+RESAMPLING = Resampling(seed=7, num_samples=100, confidence=0.95)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder laid out like the repository after `evaluate`, or, once `bundle` was asked for, after `export`."""
+
+    root: Path
+    task: Task
+
+    @property
+    def packed(self) -> Path:
+        return self.root / "data/packed"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "artifacts/checkpoint"
+
+    @property
+    def bundle_root(self) -> Path:
+        return self.root / "artifacts/bundle"
+
+    def network(self) -> ImageNetwork:
+        return load_network(self.checkpoint)
+
+    def split(self, name: str) -> PackedSplit:
+        return open_split(self.packed, read_packed(self.packed), name)
+
+    def bundle(self) -> LoadedBundle:
+        return load_bundle(self.bundle_root)
+
+
+def read_packed(root: Path) -> PackedManifest:
+    return PackedManifest.model_validate_json((root / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Three colours under noise, learnt almost perfectly, already exported."""
+    return _make_project(tmp_path_factory.mktemp("classifier"), "image_classification")
+
+
+@pytest.fixture(scope="session")
+def regressor(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The mean brightness of a picture, in a unit around 1,000, already exported."""
+    return _make_project(tmp_path_factory.mktemp("regressor"), "image_regression")
+
+
+@pytest.fixture(scope="session")
+def export_params() -> Params:
+    """The repository's parameters, made small."""
+    content: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    content["data"] |= {"path": "data/raw.parquet"}
+    content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
+    content["compile"] |= {"optimal_batch_size": 8, "variant": "fp16", "require": False}
+    content["verify"] |= {"timing_rounds": 3, "max_metric_loss": {"fp16": 0.01, "int8": 0.05, "int8_tensorrt": 0.05}}
+    content["evaluate"] |= {"bootstrap_samples": 100}
+    return parse_params(content)
+
+
+@pytest.fixture
+def few_threads() -> Iterator[None]:
+    """One torch thread, for tests that compare tiny networks many times."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _make_project(root: Path, task: Task) -> Project:
+    generator = np.random.default_rng(3)
+    total = sum(NUM_ROWS.values())
+    images, targets = _pictures(generator, total, task)
+    payloads = [_png(image) for image in images]
+    _write_raw(root / "data/raw.parquet", payloads, targets, task)
+    manifest = _write_packed(root / "data/packed", images, targets, payloads, task)
+    project = Project(root, task)
+    _train(project, manifest)
+    _write_metrics(project)
+    _export(project)
+    return project
+
+
+def _pictures(generator: np.random.Generator, total: int, task: Task) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    noise = generator.normal(0, 25, size=(total, *CONTRACT.shape))
+    if task == "image_classification":
+        targets = (np.arange(total) % len(CLASSES)).astype(np.float64)
+        base = COLOURS[targets.astype(int)][:, None, None, :]
+    else:
+        level = generator.uniform(40, 210, size=total)
+        targets, base = 1000 + level, level[:, None, None, None]
+    return np.clip(base + noise, 0, 255).astype(np.uint8), targets
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _write_raw(path: Path, payloads: list[bytes], targets: NDArray[np.float64], task: Task) -> None:
+    labels = [CLASSES[int(target)] for target in targets] if task == "image_classification" else targets.tolist()
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"image": [{"bytes": payload, "path": None} for payload in payloads], "label": labels}), path)
+
+
+def _write_packed(
+    root: Path, images: NDArray[np.uint8], targets: NDArray[np.float64], payloads: list[bytes], task: Task
+) -> PackedManifest:
+    splits, start = {}, 0
+    for name, size in NUM_ROWS.items():
+        rows = range(start, start + size)
+        (root / name).mkdir(parents=True)
+        np.save(root / name / "images.npy", images[start : start + size])
+        ids = [files.sha256_bytes(payloads[row])[:32] for row in rows]
+        splits[name] = write_split(root / name, ids, [str(row) for row in rows], targets[start : start + size])
+        start += size
+    train = targets[: NUM_ROWS["train"]]
+    is_classification = task == "image_classification"
+    pixels = images[: NUM_ROWS["train"]] / 255
+    manifest = PackedManifest(
+        format_version=1,
+        task=task,
+        input=CONTRACT,
+        classes=CLASSES if is_classification else [],
+        mean=pixels.mean(axis=(0, 1, 2)).tolist(),
+        std=pixels.std(axis=(0, 1, 2)).tolist(),
+        target_scale=None if is_classification else TargetScale(mean=float(train.mean()), std=float(train.std())),
+        splits=splits,
+    )
+    write_manifest(root, manifest)
+    return manifest
+
+
+def _train(project: Project, manifest: PackedManifest) -> None:
+    spec = NetworkSpec(
+        task=project.task,
+        name="small_resnet",
+        arguments={"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "batch"},
+        classes=manifest.classes,
+        input=manifest.input,
+        mean=manifest.mean,
+        std=manifest.std,
+        target_scale=manifest.target_scale,
+    )
+    torch.manual_seed(0)
+    network, split = build_network(spec).train(), project.split("train")
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    pixels, targets = torch.from_numpy(np.array(split.images)), torch.from_numpy(np.array(split.targets))
+    for _ in range(40):
+        optimizer.zero_grad()
+        answer = network(pixels)
+        if spec.target_scale is None:
+            loss = functional.cross_entropy(answer, targets.long())
+        else:
+            loss = functional.mse_loss(answer[:, 0] / spec.target_scale.std, targets.float() / spec.target_scale.std)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    setup = TrainingSetup(
+        strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, parameter_dtype="float32"
+    )
+    card = ModelCard(
+        format_version=1,
+        network=spec,
+        num_parameters=sum(parameter.numel() for parameter in network.parameters()),
+        weights_sha256="",
+        epochs=40,
+        kept_epoch=40,
+        metrics={},
+        requested=setup,
+        actual=setup,
+        seed=0,
+        params={},
+        digests={},
+        versions={},
+        git_revision=None,
+    )
+    save_checkpoint(project.checkpoint, card, network.state_dict())
+
+
+def trained(project: Project) -> Trained:
+    network = project.network()
+    card = ModelCard.model_validate_json((project.checkpoint / "model.json").read_text())
+    outputs = torch_answers(network, _output(project), project.split("test").images)
+    measure = classification_metrics if project.task == "image_classification" else regression_metrics
+    metrics = measure(project.split("test").targets, outputs, RESAMPLING)
+    return Trained(network, project.task, CONTRACT, network.spec.classes, card.weights_sha256, metrics)
+
+
+def _output(project: Project) -> Any:
+    return Trained(project.network(), project.task, CONTRACT, project.network().spec.classes, "", {}).output
+
+
+def _write_metrics(project: Project) -> None:
+    (project.root / "metrics").mkdir()
+    split = project.split("test")
+    outputs = torch_answers(project.network(), _output(project), split.images)
+    evaluation = Evaluation(
+        project.task, project.network().spec.classes, split.ids, split.sources, split.targets, outputs, trained(project).metrics
+    )
+    write_evaluation(project.root / "metrics/evaluate.json", evaluation)
+
+
+def _export(project: Project) -> None:
+    content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
+    params = parse_params(content)
+    rows = ExportRows(project.split("train").images, project.split("val").images)
+    with files.new_directory(project.bundle_root) as folder:
+        write_bundle(folder, trained(project), rows, params.export, trace_lineage({}, []))

@@ -1,0 +1,2 @@
+def test_it(classifier, regressor):
+    print(classifier.bundle().manifest.metrics["accuracy"], regressor.bundle().manifest.metrics["r2"])
