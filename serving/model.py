@@ -1,0 +1,122 @@
+"""The model that is served: a bundle whose every byte was checked, a certificate that fits it, and a warm runner.
+
+`load_model` does it all or raises; there is no half-loaded model. Nothing is served before every batch
+size that will run has run once and answered what the bundle's output contract says.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batching import Run, next_power_of_two, padded
+from serving.selection import Selection, select
+from serving.settings import DEFAULT_BATCH_SIZE, Settings
+from slipway.bundle import Bundle, LoadedBundle, load_bundle
+from slipway.certificate import Certificate, check_certificate, read_certificate
+from slipway.errors import BundleError, SlipwayError
+
+
+class InvalidAnswerError(SlipwayError):
+    """The model answered something that is no answer: NaN, an infinity, or another shape."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is ready to answer."""
+
+    bundle: LoadedBundle
+    certificate: Certificate
+    selection: Selection
+    max_batch_size: int
+    run: Run
+
+    @property
+    def version(self) -> str:
+        """The model version shown to callers."""
+        return self.bundle.version
+
+    def answer(self, outputs: NDArray[np.float32]) -> dict[str, Any]:
+        """(outputs,) float32 of one image to what the caller gets; InvalidAnswerError if a number is not finite."""
+        values = outputs.tolist()
+        if not np.isfinite(outputs).all():
+            raise InvalidAnswerError("the model answered NaN or an infinity")
+        contract = self.bundle.manifest.output
+        if contract.kind == "value":
+            return {"value": values[0]}
+        return {"label": contract.labels[int(outputs.argmax())], "probabilities": dict(zip(contract.labels, values, strict=True))}
+
+    def card(self) -> dict[str, Any]:
+        """What `/model` shows: everything known about this model and how it runs here."""
+        manifest = self.bundle.manifest
+        return {
+            "model_version": self.version,
+            "bundle_digest": self.bundle.digest,
+            "task": manifest.task,
+            "labels": manifest.output.labels,
+            "input": manifest.input.model_dump(mode="json"),
+            "metrics": {name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()},
+            "execution": {
+                "requested": self.selection.requested,
+                "actual": self.selection.actual.model_dump(mode="json"),
+                "passed_over": self.selection.passed_over,
+                "max_batch_size": self.max_batch_size,
+            },
+            "certificate": self.certificate.model_dump(mode="json"),
+            "lineage": manifest.lineage.model_dump(mode="json"),
+            "versions": manifest.versions,
+        }
+
+
+def load_model(settings: Settings) -> ServedModel:
+    """Check, select, load and warm up. A SlipwayError says why that is not possible."""
+    bundle = load_bundle(settings.bundle)
+    bundle.verify()
+    certificate = read_certificate(settings.certificate)
+    check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
+    max_batch_size = _max_batch_size(settings, bundle.manifest)
+    selection = select(settings, bundle, certificate)
+    run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run)
+    _warm_up(run, bundle.manifest, max_batch_size)
+    return ServedModel(bundle, certificate, selection, max_batch_size, run)
+
+
+def _max_batch_size(settings: Settings, manifest: Bundle) -> int:
+    if settings.max_batch_size == "auto":
+        return min(DEFAULT_BATCH_SIZE, manifest.max_batch_size)
+    if settings.max_batch_size > manifest.max_batch_size:
+        raise BundleError(
+            f"SLIPWAY_MAX_BATCH_SIZE is {settings.max_batch_size}, the bundle takes at most {manifest.max_batch_size}. "
+            f"Lower the setting, or raise export.max_batch_size and export again."
+        )
+    return settings.max_batch_size
+
+
+def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> None:
+    """Run each power of two up to the one that holds the largest batch, and check the form of the answers."""
+    size = 1
+    while True:
+        num_rows = min(size, max_batch_size)
+        pixels = np.arange(num_rows * int(np.prod(manifest.input.shape)), dtype=np.uint64) % 251
+        batch = pixels.astype(np.uint8).reshape(num_rows, *manifest.input.shape)
+        try:
+            outputs = run(batch)
+        except Exception as error:
+            raise BundleError(f"the model does not take {batch.shape} {batch.dtype}, as its bundle says: {error}") from error
+        _check_outputs(outputs, num_rows, manifest)
+        if size >= next_power_of_two(max_batch_size):
+            return
+        size *= 2
+
+
+def _check_outputs(outputs: NDArray[np.float32], num_rows: int, manifest: Bundle) -> None:
+    is_value = manifest.output.kind == "value"
+    expected = (num_rows, 1 if is_value else len(manifest.output.labels))
+    if outputs.shape != expected:
+        raise InvalidAnswerError(f"in warm-up the model answered {outputs.shape}, its bundle says {expected}. Run `dvc repro export`.")
+    if not np.isfinite(outputs).all():
+        raise InvalidAnswerError("in warm-up the model answered NaN or an infinity. Run `dvc repro export`, and see what `verify` says.")
+    # Softmax in half precision is off by up to about 1e-3.
+    if not is_value and not np.allclose(outputs.sum(axis=1), 1, atol=5e-3):
+        raise InvalidAnswerError("in warm-up the model's probabilities do not sum to 1. Run `dvc repro export`.")

@@ -1,0 +1,90 @@
+"""Every answer the service gives, and the one shape of every error.
+
+An error is `{"error": {"code", "message", "field", "request_id"}}`; ERRORS lists all codes with
+their status, so that no handler invents one.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Send
+
+# docs/serving.md says when each is given; a test compares the two.
+ERRORS = {
+    "malformed_body": 400,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "body_timeout": 408,
+    "length_required": 411,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "missing_field": 422,
+    "unknown_field": 422,
+    "repeated_field": 422,
+    "not_a_file": 422,
+    "empty": 422,
+    "undecodable": 422,
+    "truncated": 422,
+    "pixel_bomb": 422,
+    "queue_full": 429,
+    "internal": 500,
+    "model_failed": 500,
+    "invalid_answer": 500,
+    "not_ready": 503,
+    "deadline_exceeded": 504,
+}
+RETRY_AFTER = ("retry-after", "1")  # seconds
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault of ours
+    """A request that gets an error instead of an answer."""
+
+    def __init__(self, code: str, message: str, *, field: str | None = None, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = ERRORS[code]
+        self.message = message
+        self.field = field
+        self.headers = headers
+
+
+class ClientGoneError(Exception):
+    """The caller hung up before its request was complete: there is nobody to answer."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """A complete answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = field(default=())
+
+
+def json_response(content: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    """`content` as JSON; ValueError for NaN and infinities, which JSON cannot hold."""
+    body = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    return Response(status, body, headers=headers)
+
+
+def error_response(refusal: Refusal, request_id: str) -> Response:
+    """The one shape of every error."""
+    content = {"code": refusal.code, "message": refusal.message, "field": refusal.field, "request_id": request_id}
+    return json_response({"error": content}, refusal.status, refusal.headers)
+
+
+async def send_response(response: Response, request_id: str, send: Send, *, with_body: bool = True) -> None:
+    """Send a whole response; `with_body` is false for HEAD."""
+    headers = [
+        ("content-type", response.content_type),
+        ("content-length", str(len(response.body))),
+        ("cache-control", "no-store"),
+        ("x-content-type-options", "nosniff"),
+        ("x-request-id", request_id),
+        *response.headers,
+    ]
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    await send({"type": "http.response.start", "status": response.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": response.body if with_body else b""})

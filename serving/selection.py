@@ -1,0 +1,90 @@
+"""Which runtime and which variant of the bundle answer: what was asked for, what came out, and why.
+
+What is asked for by name is done or refused. `auto` takes the first that is possible here *and* that
+the certificate says agrees; what it passes over is kept with the reason and shown in the log, /model and /metrics.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from serving.settings import Settings
+from slipway import runtime
+from slipway.bundle import LoadedBundle
+from slipway.certificate import Certificate, Execution
+from slipway.errors import EngineError, UnavailableError
+from slipway.runtime import Runner
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A model that is loaded, and how it came to be the one."""
+
+    runner: Runner
+    requested: dict[str, str]
+    passed_over: list[str]  # "cuda/fp16: no NVIDIA driver", in the order of preference
+
+    @property
+    def actual(self) -> Execution:
+        """What really runs."""
+        return self.runner.actual
+
+
+def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -> Selection:
+    """Load the first candidate that is possible and certified; UnavailableError with all reasons if there is none."""
+    passed_over: list[str] = []
+    for provider, variant in _candidates(settings):
+        try:
+            runner = _open(settings, bundle, provider, variant)
+            _require_agreement(certificate, runner.actual)
+            return Selection(runner, {"provider": settings.provider, "variant": settings.variant}, passed_over)
+        except (UnavailableError, EngineError) as error:
+            passed_over.append(f"{provider}/{variant}: {error}")
+    raise UnavailableError(
+        f"provider {settings.provider!r} with variant {settings.variant!r} was asked for and cannot be served. " + " ".join(passed_over)
+    )
+
+
+def _candidates(settings: Settings) -> Iterator[tuple[str, str]]:
+    """(provider, variant) from the most to the least preferred; int8 only where it is asked for."""
+    preferences = {"tensorrt": ["any"], "cuda": ["fp16", "fp32"], "cpu": ["fp32"]}
+    for provider, variants in preferences.items():
+        if settings.provider in ("auto", provider):
+            for variant in variants if settings.variant == "auto" else [settings.variant]:
+                yield provider, variant
+
+
+def _open(settings: Settings, bundle: LoadedBundle, provider: str, variant: str) -> Runner:
+    if provider == "tensorrt":
+        return _open_engine(settings, bundle, variant)
+    reason = runtime.why_unavailable(provider)
+    if reason:
+        raise UnavailableError(f"{reason}.")
+    if variant not in bundle.manifest.models:
+        raise UnavailableError(f"the bundle has no such variant, it has {', '.join(sorted(bundle.manifest.models))}.")
+    return runtime.open_onnx(
+        bundle.model_bytes(variant),
+        variant=variant,
+        precision=bundle.manifest.models[variant].precision,
+        provider=provider,
+        num_threads=settings.threads_per_worker(),
+    )
+
+
+def _open_engine(settings: Settings, bundle: LoadedBundle, variant: str) -> Runner:
+    if not (settings.engine / "passport.json").exists():
+        raise UnavailableError(f"{settings.engine} holds no engine.")
+    runner: Runner = runtime.open_engine(settings.engine, bundle)  # type: ignore[attr-defined, unused-ignore]
+    if variant not in ("any", runner.actual.variant):
+        raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
+    return runner
+
+
+def _require_agreement(certificate: Certificate, execution: Execution) -> None:
+    """UnavailableError unless the certificate has this very execution, and it agrees."""
+    for hop in certificate.hops:
+        if hop.actual == execution:
+            if hop.status == "agrees":
+                return
+            raise UnavailableError(f"the certificate says that {hop.name} {hop.status}: {hop.reason}")
+    name = f"{execution.backend}/{execution.provider}/{execution.variant}"
+    raise UnavailableError(f"the certificate has no executed hop for {name}; run `dvc repro verify` on such a machine.")

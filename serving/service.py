@@ -1,0 +1,107 @@
+"""The BentoML service: `bentoml serve` starts it, `bentoml build` packs it.
+
+BentoML keeps processes, lifecycle, building and the description of the API. HTTP itself is answered by
+the front (serving/front.py), which wraps BentoML's application. Binds to 127.0.0.1 unless told otherwise.
+"""
+
+import functools
+import logging
+import os
+import socket
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
+
+import bentoml
+import click
+from _bentoml_sdk.service import Service
+from bentoml._internal.configuration.containers import BentoMLContainer
+from bentoml.exceptions import BentoMLConfigException, BentoMLException
+from bentoml.validators import ContentType
+from starlette.types import ASGIApp
+
+from serving.front import Front
+from serving.inference import Inference
+from serving.monitoring import open_server_directory
+from serving.responses import Refusal
+from serving.settings import SettingsError, read_settings
+
+try:
+    SETTINGS = read_settings()
+except SettingsError as error:
+    raise BentoMLConfigException(str(error)) from None  # BentoML's commands print this one without a traceback
+
+
+@functools.cache
+def inference() -> Inference:
+    """This process' model; made when a worker starts, not when the module is imported."""
+    return Inference(SETTINGS)
+
+
+class FrontedService(Service[Any]):  # type: ignore[misc]
+    """A BentoML service whose application has our front around it."""
+
+    def to_asgi(self, is_main: bool = True) -> ASGIApp:
+        """The application that a worker serves; behind another service (`bentoml.depends`) it is BentoML's own."""
+        application: ASGIApp = super().to_asgi(is_main)
+        return Front(application, inference()) if is_main else application
+
+    @property
+    def doc(self) -> str:
+        """The text above the description of the API, in place of BentoML's with its badges from elsewhere."""
+        return "Send one image to /predict. Errors have one shape: {error: {code, message, field, request_id}}. See docs/serving.md."
+
+
+def _require_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another with --port, or end the process that has it"
+        raise BentoMLConfigException(reason) from None
+
+
+@bentoml.service(
+    name="slipway",
+    service_class=FrontedService,
+    workers=SETTINGS.workers,
+    http={"host": "127.0.0.1", "port": 3000},
+    # The front has its own metrics and guards; BentoML's cost a millisecond for each request.
+    metrics={"enabled": False},
+    logging={"access": {"enabled": False}},
+    traffic={"timeout": SETTINGS.request_timeout_s},
+)
+class Slipway:
+    """Predicts the label, or the value, of an image."""
+
+    @bentoml.on_deployment  # type: ignore[untyped-decorator]
+    @staticmethod
+    def prepare() -> None:
+        """Once, before any worker starts: a port that is taken is one line, not a traceback of the process manager."""
+        open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
+        context = click.get_current_context(silent=True)
+        if context is not None:
+            host = context.params.get("host") or BentoMLContainer.http.host.get()
+            _require_free(host, context.params.get("port") or BentoMLContainer.http.port.get())
+
+    @bentoml.on_startup  # type: ignore[untyped-decorator]
+    async def start(self) -> None:
+        """Begin to load the model."""
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
+        inference().start()
+
+    @bentoml.on_shutdown  # type: ignore[untyped-decorator]
+    async def stop(self) -> None:
+        """Let the queue run empty."""
+        await inference().stop()
+
+    async def __is_ready__(self) -> bool:
+        return inference().model is not None
+
+    @bentoml.api  # type: ignore[untyped-decorator]
+    async def predict(self, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
+        """The prediction for one image: `label` and `probabilities`, or `value`."""
+        try:
+            return await inference().predict(image.read_bytes())
+        except Refusal as refusal:
+            raise BentoMLException(refusal.message, error_code=HTTPStatus(refusal.status)) from None

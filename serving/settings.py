@@ -1,0 +1,84 @@
+"""How the service runs: environment variables that begin with SLIPWAY_, typed and checked all at once.
+
+An unknown SLIPWAY_ variable is refused with the one it was probably meant to be. What a model is
+comes from its bundle alone; `params.yaml` is never read here. docs/serving.md explains every setting.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from slipway.errors import SlipwayError
+
+PREFIX = "SLIPWAY_"
+ROOT = Path(__file__).resolve().parent.parent  # the project's folder, or `src` of a built bento
+
+Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
+Variant = Literal["auto", "fp32", "fp16", "int8", "int8_tensorrt"]
+DEFAULT_BATCH_SIZE = 32  # of max_batch_size "auto": more than the queue usually holds, and quick to warm up
+
+
+class SettingsError(SlipwayError):
+    """One or more SLIPWAY_ variables are not valid."""
+
+
+class Settings(BaseSettings):
+    """Every setting; a relative path starts at the folder that holds `serving/`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", validate_default=True)
+
+    bundle: Path = Path("artifacts/bundle")
+    certificate: Path = Path("artifacts/certificate.json")
+    engine: Path = Path("artifacts/engine")
+    accept_draft: bool = False  # for the verify stage alone, whose HTTP hop needs a service before it can certify one
+    provider: Provider = "auto"
+    variant: Variant = "auto"
+    num_threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of ONNX Runtime, per worker; 0 shares the cores among the workers
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    max_body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 16 << 20
+    max_batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
+    request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+
+    @field_validator("bundle", "certificate", "engine")
+    @classmethod
+    def _from_the_root(cls, path: Path) -> Path:
+        return ROOT / path
+
+    def threads_per_worker(self) -> int:
+        """Threads of one worker's ONNX Runtime."""
+        return self.num_threads or max(1, (os.cpu_count() or 1) // self.workers)
+
+
+def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process (or of `environment`); SettingsError with every mistake in it."""
+    found = {name: value for name, value in (os.environ if environment is None else environment).items() if name.startswith(PREFIX)}
+    known = {f"{PREFIX}{name.upper()}": name for name in Settings.model_fields}
+    problems = [_unknown(name, list(known)) for name in sorted(found) if name not in known]
+    values = {known[name]: value for name, value in found.items() if name in known}
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        problems += [_wrong(detail) for detail in _one_per_field(error)]
+    if problems:
+        raise SettingsError(f"{len(problems)} wrong setting{'s' * (len(problems) > 1)}, see docs/serving.md:\n  " + "\n  ".join(problems))
+    return settings
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"{name}: unknown setting; " + (f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}")
+
+
+def _one_per_field(error: ValidationError) -> list[Any]:
+    """A union reports each of its branches; the last is the one whose text helps."""
+    return list({detail["loc"][0]: detail for detail in error.errors(include_url=False)}.values())
+
+
+def _wrong(detail: Any) -> str:
+    return f"{PREFIX}{str(detail['loc'][0]).upper()}: found {detail['input']!r}. {detail['msg']}"

@@ -1,0 +1,121 @@
+"""Tiny real bundles and certificates, made without training."""
+
+import io
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from slipway import bundle as bundles
+from slipway.bundle import Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
+from slipway.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.preprocess import ImageContract
+
+SIZE_PX = 8
+LABELS = ["dark", "grey", "bright"]
+CONTRACT = ImageContract(size_px=SIZE_PX, channels=3, fit="stretch", interpolation="bilinear", max_pixels=50_000_000)
+WEIGHTS = np.random.default_rng(7).normal(size=(SIZE_PX * SIZE_PX * 3, len(LABELS))).astype(np.float32) / 800
+
+
+def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What the graph of `write_bundle` answers, in numpy."""
+    logits = pixels.reshape(len(pixels), -1).astype(np.float32) @ WEIGHTS
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return answer
+
+
+def classifier() -> onnx.ModelProto:
+    """Pixels, flattened, times WEIGHTS, softmax."""
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    return _model(nodes, [numpy_helper.from_array(WEIGHTS, "weights")], "probabilities", len(LABELS))
+
+
+def log_of_mean() -> onnx.ModelProto:
+    """The logarithm of the mean pixel: minus infinity for a black image."""
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("ReduceMean", ["flat", "axes"], ["mean"], keepdims=1),
+        helper.make_node("Log", ["mean"], ["value"]),
+    ]
+    return _model(nodes, [numpy_helper.from_array(np.array([1], dtype=np.int64), "axes")], "value", 1)
+
+
+def _model(nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto], output: str, width: int) -> onnx.ModelProto:
+    image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", SIZE_PX, SIZE_PX, 3])
+    answer = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])
+    graph = helper.make_graph(nodes, "tiny", [image], [answer], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: Any) -> LoadedBundle:
+    """A bundle of one graph in `root`; `changes` replace fields of its manifest."""
+    root.mkdir(parents=True, exist_ok=True)
+    graph = graph or classifier()
+    (root / "model_fp32.onnx").write_bytes(graph.SerializeToString())
+    models: dict[str, ModelFile] = {"fp32": bundles.describe_model(root / "model_fp32.onnx", "fp32", ["cpu", "cuda"])}
+    is_value = graph.graph.output[0].name == "value"
+    manifest = Bundle(
+        format_version=1,
+        task="image_regression" if is_value else "image_classification",
+        input=CONTRACT,
+        input_name="image",
+        output=OutputContract(kind="value", labels=[]) if is_value else OutputContract(kind="probabilities", labels=LABELS),
+        output_name=graph.graph.output[0].name,
+        max_batch_size=16,
+        models=models,
+        metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
+        lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+        versions={"onnx": onnx.__version__},
+    )
+    bundles.write_manifest(root, manifest.model_copy(update=changes))
+    return bundles.load_bundle(root)
+
+
+def hop(provider: str = "cpu", variant: str = "fp32", status: Literal["agrees", "differs", "not_executed"] = "agrees") -> Hop:
+    """One hop of a certificate."""
+    execution = Execution(backend="onnxruntime", provider=provider, precision=variant.split("_")[0], variant=variant)
+    return Hop(
+        name=f"onnxruntime/{provider}/{variant}",
+        status=status,
+        reason="" if status == "agrees" else "planted",
+        requested=execution,
+        actual=None if status == "not_executed" else execution,
+        reference="torch",
+        rows=10,
+        max_difference=0.0,
+        mean_difference=0.0,
+        flipped=[],
+        worst_row=None,
+        metric=None,
+        latency_ms=0.1,
+        rows_per_second=1e4,
+    )
+
+
+def certify(path: Path, bundle: LoadedBundle, hops: list[Hop] | None = None, status: str = "certified") -> Path:
+    """A certificate for `bundle` at `path`."""
+    content: dict[str, Any] = {
+        "format_version": 1, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "digests": {},
+        "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
+    }  # fmt: skip
+    write_certificate(path, Certificate.model_validate(content))
+    return path
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (SIZE_PX, SIZE_PX), kind: str = "PNG") -> bytes:
+    """An encoded random RGB image."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
