@@ -182,6 +182,11 @@ def _too_small(image: Image.Image, min_side_px: int) -> Fault | None:
 
 
 _SIGNATURES = {
+    b"\xff\xd8\xff": "a JPEG whose header is damaged",
+    b"\x89PNG": "a PNG whose header is damaged",
+    b"RIFF": "a WebP whose header is damaged, or a sound",
+    b"II*\0": "a TIFF whose header is damaged",
+    b"MM\0*": "a TIFF whose header is damaged",
     b"GIF8": "a GIF image",
     b"%PDF": "a PDF document",
     b"PK\x03\x04": "a ZIP archive",
