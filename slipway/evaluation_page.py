@@ -125,7 +125,7 @@ def _training(curves: dict[str, list[Series]]) -> Section:
     if not curves:
         return Section("Training", paragraph("No curves were logged.", "soft"))
     most_lines_first = sorted(curves.items(), key=lambda curve: (-len(curve[1]), curve[0]))
-    return Section("Training", beside(line_chart(lines, "step", name) for name, lines in most_lines_first))
+    return Section("Training", beside(line_chart(lines, "epoch", name) for name, lines in most_lines_first))
 
 
 def _all_metrics(evaluation: Evaluation) -> Section:
