@@ -46,9 +46,8 @@ class _Frame:
 
 def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
     """Up to three lines in one frame, named above it where there are several."""
-    every_x, every_y = (
-        _finite([value for line in series for value in values]) for values in ([s.x for s in series], [s.y for s in series])
-    )
+    every_x = _finite([x for line in series for x in line.x])
+    every_y = _finite([y for line in series for y in line.y])
     frame = _Frame(_ticks(every_x), _ticks(every_y))
     marks = []
     for place, (line, style) in enumerate(zip(series, _LINE_STYLES, strict=False)):
