@@ -58,8 +58,7 @@ def _metrics(root: Path, task: Task) -> str:
 
 def _hops(certificate: Certificate, bundle: LoadedBundle) -> str:
     executed = [hop for hop in certificate.hops if hop.actual is not None]
-    agreement = "same label" if bundle.manifest.task == "image_classification" else "rows"
-    columns = ["hop", "ran on", "status", agreement, "max diff", certificate.metric, "size", "ms/row", "rows/s"]
+    columns = ["hop", "ran on", "agreement", "max diff", certificate.metric, "size", "ms/row", "rows/s"]
     rows = [_hop_row(hop, hop.actual, bundle) for hop in executed if hop.actual is not None]
     return "from the trained network to live HTTP\n" + text_table(columns, rows, "  ")
 
@@ -69,8 +68,7 @@ def _hop_row(hop: Hop, actual: Execution, bundle: LoadedBundle) -> list[str]:
     return [
         hop.name,
         _ran_on(hop.requested, actual),
-        hop.status if hop.reference else "reference",
-        f"{hop.rows - len(hop.flipped)}/{hop.rows}" if bundle.manifest.output.labels else str(hop.rows),
+        _agreement(hop, bundle.manifest.task) if hop.reference else "reference",
         _optional(hop.max_difference, ".1e"),
         number(hop.metric.value) if hop.metric else "",
         size(model.bytes) if model else "",
@@ -83,6 +81,14 @@ def _ran_on(requested: Execution, actual: Execution) -> str:
     """Where it ran; both where that is not what was asked for."""
     asked, found = (f"{execution.provider} {execution.precision}" for execution in (requested, actual))
     return found if requested == actual else f"{asked} -> {found}"
+
+
+def _agreement(hop: Hop, task: Task) -> str:
+    """Rows with the same label over all rows; in words where that is not the whole verdict."""
+    if task == "image_regression":
+        return hop.status
+    same = f"{hop.rows - len(hop.flipped)}/{hop.rows}"
+    return same if hop.status == "agrees" else f"{hop.status}, {same}"
 
 
 def _not_executed(hops: Sequence[Hop]) -> list[str]:
