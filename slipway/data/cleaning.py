@@ -208,9 +208,10 @@ def looks_like(payload: bytes) -> str:
     head = payload[:64]
     if not head.strip(b"\0"):
         return "zero bytes"
-    text = head.decode("utf-8", errors="ignore")
-    if text.isprintable() or all(character.isprintable() or character.isspace() for character in text):
-        return f"text: {text[:24]!r}" if len(text) >= len(head) - 3 else "binary data"
+    text = head.decode(errors="ignore")
+    is_whole = len(text.encode()) >= len(head) - 3  # the last character may be cut
+    if is_whole and all(character.isprintable() or character.isspace() for character in text):
+        return f"text: {text[:24]!r}"
     return "binary data"
 
 

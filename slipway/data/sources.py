@@ -20,7 +20,8 @@ from slipway.contract import Task
 from slipway.errors import DataError
 from slipway.params import DataParams
 
-_BATCH_ROWS = 256
+_BATCH_ROWS = 64
+_BUFFER_BYTES = 1 << 20
 _PARQUET = (".parquet", ".pq")
 
 
@@ -155,14 +156,18 @@ def _read_parquet(path: Path, data: DataParams, wanted: frozenset[int] | None) -
                 yield _table_sample(path.parent, row + index, cells, data)
             row += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.path {str(path)!r} is damaged after row {row}: {error}. Write or copy the file again.") from error
+        raise DataError(
+            f"data.path {str(path)!r} is damaged after row {row}: {str(error).rstrip('.')}. Write or copy the file again."
+        ) from error
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, pre_buffer=False)
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)  # by pages, not by whole row groups
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data.path {str(path)!r} is not a readable Parquet file: {error}. Write or copy the file again.") from error
+        raise DataError(
+            f"data.path {str(path)!r} is not a readable Parquet file: {str(error).rstrip('.')}. Write or copy the file again."
+        ) from error
 
 
 def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:
