@@ -1,6 +1,7 @@
 """Reading raw samples: three layouts give one record; what is wrong is named."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,30 @@ def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(tmp_path: 
     with pytest.raises(DataError) as raised:
         read(tmp_path / "data")
     assert all(word in str(raised.value) for word in words)
+
+
+def test_a_link_that_leads_back_is_refused_and_does_not_loop(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    (tmp_path / "cat" / "again").symlink_to(tmp_path)
+    with pytest.raises(DataError, match="leads back to a folder above it"):
+        read(tmp_path)
+
+
+def test_a_linked_class_folder_is_read(tmp_path: Path) -> None:
+    write_folder(tmp_path / "elsewhere", {"cat": [picture(1)]})
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "cat").symlink_to(tmp_path / "elsewhere" / "cat")
+    assert [sample.source for sample in read(tmp_path / "images")] == ["cat/0.png"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_no_utf8_is_read_again_under_its_escapes(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    Path(os.fsdecode(bytes(tmp_path / "cat" / "0.png") + b"\xff")).write_bytes(picture(2))
+    sources = [sample.source for sample in read(tmp_path)]
+    assert sources == ["cat/0.png", "cat/0.png\\xff"]
+    [again] = read_samples(data_params(tmp_path), sources[1:])
+    assert again.payload == picture(2)
 
 
 def test_a_folder_has_no_numeric_target(tmp_path: Path) -> None:
