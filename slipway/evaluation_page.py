@@ -108,8 +108,12 @@ def _worst(evaluation: Evaluation, images: NDArray[np.uint8]) -> Section:
     if not rows:
         return Section("Worst errors", paragraph(f"None in {len(evaluation.targets)} rows.", "good"))
     shown = gallery(figure(image(images[row], evaluation.sources[row]), *_caption(evaluation, row)) for row in rows)
-    note = "Largest loss first, as the network sees them. Look for wrong labels here before you look for a better network."
-    return Section(f"The {len(rows)} worst errors", join([shown, paragraph(note, "note")]))
+    num_wrong = int((evaluation.predictions != evaluation.targets).sum())
+    note = (
+        f"{len(rows)} of {num_wrong} wrong rows, the largest loss first, as the network sees them. "
+        "Look for wrong labels here before you look for a better network."
+    )
+    return Section("Worst errors", join([shown, paragraph(note, "note")]))
 
 
 def _caption(evaluation: Evaluation, row: int) -> tuple[str, str]:
@@ -125,7 +129,13 @@ def _training(curves: dict[str, list[Series]]) -> Section:
     if not curves:
         return Section("Training", paragraph("No curves were logged.", "soft"))
     most_lines_first = sorted(curves.items(), key=lambda curve: (-len(curve[1]), curve[0]))
-    return Section("Training", beside(line_chart(lines, "epoch", name) for name, lines in most_lines_first))
+    return Section("Training", beside(line_chart(lines, "epoch", _title(name, lines)) for name, lines in most_lines_first))
+
+
+def _title(name: str, lines: list[Series]) -> str:
+    """A line alone has no legend, so the title says whether it is train or val."""
+    alone = len(lines) == 1 and lines[0].name != name
+    return (f"{lines[0].name} {name}" if alone else name).replace("_", " ")
 
 
 def _all_metrics(evaluation: Evaluation) -> Section:

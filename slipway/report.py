@@ -38,7 +38,7 @@ th, td { padding: .35rem .75rem .35rem 0; text-align: left; border-bottom: 1px s
 th { color: var(--soft); font-weight: 500; }
 td.number, th.number { text-align: right; }
 tr:last-child td { border-bottom: 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 1.25rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.5rem, 1fr)); gap: 1.25rem; }
 .tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600; font-variant-numeric: tabular-nums; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1.25rem 1rem; }
@@ -54,9 +54,10 @@ svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 .heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; min-width: 2.1rem; height: 2.1rem;
   border-radius: .3rem; }
-.heat th { padding: 0 .5rem; }
+.heat th { padding: 0 .35rem; }
 .heat th[scope=row] { text-align: right; }
 .heat td { background: color-mix(in srgb, var(--cell, var(--bad)) var(--strength), var(--ground)); }
+@media (max-width: 32rem) { .heat td, .heat th { min-width: 1.6rem; height: 1.7rem; border-width: 1px; font-size: .75rem; } }
 .heat td.right { --cell: var(--good); } .heat td.strong { color: var(--card); font-weight: 600; }
 """
 

@@ -12,7 +12,7 @@ def test_columns_are_as_wide_as_their_widest_cell_and_numbers_flush_right() -> N
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (1.0, "1"), (0.987654, "0.9877"), (12.3456, "12.35"), (1e-7, "1e-07"), (-0.25, "-0.2500"), (0.99999, "1.0000")],
+    [(0.0, "0"), (1.0, "1.0000"), (0.987654, "0.9877"), (12.3456, "12.35"), (1e-7, "1e-07"), (-0.25, "-0.2500"), (0.99999, "1.0000")],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
