@@ -8,9 +8,10 @@ Each save is a new directory, renamed into place when it is complete. A damaged 
 skipped, never loaded. On several nodes the directory has to be on a shared file system.
 """
 
+import io
 import json
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +47,7 @@ class Saves:
 
     def __init__(self, work: Path, fingerprint: Fingerprint) -> None:
         self._work, self._fingerprint = work, fingerprint
-        self.root = work / fingerprint.digest
+        self.root = work / fingerprint.name
 
     def newest(self) -> tuple[Save | None, list[str]]:
         """The newest save that is whole, and so is the one that it keeps; and what is wrong with newer ones. Changes nothing."""
@@ -89,7 +90,10 @@ class Saves:
         trainer.strategy.barrier("the save is complete")
 
     def open(self) -> None:
-        """Make the directory and say what it is for; for one process."""
+        """Make the directory and say what it is for; directories that nothing was saved in go. For one process."""
+        for path in self._work.glob("*/fingerprint.json"):
+            if path.parent != self.root and not any(path.parent.glob("epoch-??????")):
+                shutil.rmtree(path.parent)
         files.write_json(self.root / "fingerprint.json", self._fingerprint.model_dump(mode="json"))
 
     def remove(self) -> None:
@@ -109,7 +113,7 @@ class Saves:
                 continue
             differences = other.differences(self._fingerprint)
             more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-            lines.append(f"{path.parent.relative_to(self._work.parent.parent)} differs in {'; '.join(differences[:3])}{more}")
+            lines.append(f"{path.parent} differs in {'; '.join(differences[:3])}{more}")
         return lines
 
     def _folder(self, epoch: int) -> Path:
@@ -158,7 +162,8 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
     if state.is_dir():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(state), tag="checkpoint")
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it tells every step
+            weights = get_fp32_state_dict_from_zero_checkpoint(str(state), tag="checkpoint")
     else:
         weights = torch.load(state, map_location="cpu", weights_only=True)["state_dict"]
     return {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}

@@ -34,6 +34,11 @@ class Fingerprint(Contract):
         """Hex SHA-256."""
         return files.digest_json(self.model_dump())
 
+    @property
+    def name(self) -> str:
+        """The first 12 hex digits, for directories."""
+        return self.digest[:12]
+
     def differences(self, other: "Fingerprint") -> list[str]:
         """`key: here -> in other`, for every key whose value differs."""
         ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 from dvclive.lightning import DVCLiveLogger
+from dvclive.live import Live
 from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from scmrepo.exceptions import SCMError
 
+from slipway.errors import UnavailableError
 from slipway.training.checkpoints import Saver
-
-_UNITS = {"learning_rate": ("learning rate", ".2e"), "val/accuracy": ("accuracy", ".4f")}
 
 
 class EpochLines(pl.Callback):
@@ -50,10 +51,11 @@ class EpochLines(pl.Callback):
 
 def loggers(tensorboard: Path, live: Path) -> list[Logger]:
     """TensorBoard and DVCLive; the latter makes no experiment and writes no dvc.yaml, which are the pipeline's."""
-    return [
-        TensorBoardLogger(save_dir=tensorboard.parent, name=tensorboard.name, version=""),
-        DVCLiveLogger(dir=str(live), save_dvc_exp=False, dvcyaml=None, report=None),
-    ]
+    try:
+        dvclive = Live(dir=str(live), save_dvc_exp=False, dvcyaml=None, report=None)
+    except SCMError as error:
+        raise UnavailableError(f"DVCLive cannot log in this git repository: {error}. Make its first commit: git commit.") from error
+    return [TensorBoardLogger(save_dir=tensorboard.parent, name=tensorboard.name, version=""), DVCLiveLogger(experiment=dvclive)]
 
 
 def progress_bars() -> list[pl.Callback]:
@@ -65,11 +67,13 @@ def silence_chatter() -> None:
     """Keep out what Lightning and DeepSpeed say at every start; warnings that could matter stay."""
     for name in ("pytorch_lightning", "lightning_fabric", "DeepSpeed", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # misses CUDA where there is none
     for text in (
         ".*does not have many workers.*",
         ".*The number of training batches .* is smaller than the logging interval.*",
         ".*all_gather_into_tensor.*",
         ".*reduce_scatter_tensor.*",
+        ".*isinstance\\(treespec, LeafSpec\\).*",
         ".*Checkpoint directory .* exists and is not empty.*",
     ):
         warnings.filterwarnings("ignore", message=text)

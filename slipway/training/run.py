@@ -127,7 +127,7 @@ def _fit(
         accumulate_grad_batches=shape.num_accumulated,
         gradient_clip_val=params.gradient_clip_norm or None,
         callbacks=[_SetupCheck(placement), lines, saver, *progress_bars()],
-        logger=loggers(paths.tensorboard / saves.root.name[:12], paths.live) if _is_first_process() else False,
+        logger=loggers(paths.tensorboard / saves.root.name, paths.live) if _is_first_process() else False,
         enable_progress_bar=bool(progress_bars()),
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -160,7 +160,8 @@ def _prepare_process(placement: Placement, network: ImageNetwork) -> None:
         fit_into_half(network, placement.half_dtype)
         if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:
             allow_float16_on_cpu()
-    network.to(memory_format=torch.channels_last)  # images arrive as NHWC, so no layout is ever changed
+    if placement.zero_stage is None:  # DeepSpeed views weights as flat bytes, which this layout forbids
+        network.to(memory_format=torch.channels_last)  # images arrive as NHWC, so no layout is ever changed
 
 
 class _SetupCheck(pl.Callback):

@@ -199,6 +199,10 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     def setup_distributed(self) -> None:
         """Skips the check of CUDA device numbers."""
         if isinstance(self.accelerator, CPUAccelerator):
+            import deepspeed.ops
+
+            # It would be compiled into the user's home at the first start; gloo does the same without a compiler.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
             reset_seed()
             self.set_world_ranks()
             self._init_deepspeed_distributed()
@@ -221,7 +225,7 @@ def trainer_arguments(placement: Placement, per_device_batch: int) -> dict[str, 
         "num_nodes": placement.num_nodes,
     }
     if placement.zero_stage is None:
-        strategy = DDPStrategy(broadcast_buffers=False) if placement.strategy == "ddp" else "auto"
+        strategy = DDPStrategy() if placement.strategy == "ddp" else "auto"
         return {**arguments, "strategy": strategy, "precision": placement.precision}
     if placement.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is imported, which the strategy does
