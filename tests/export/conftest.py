@@ -139,9 +139,7 @@ def _write_raw(path: Path, payloads: list[bytes], targets: NDArray[np.float64], 
     pq.write_table(pa.table({"image": [{"bytes": payload, "path": None} for payload in payloads], "label": labels}), path)
 
 
-def _write_packed(
-    root: Path, images: NDArray[np.uint8], targets: NDArray[np.float64], payloads: list[bytes], task: Task
-) -> PackedManifest:
+def _write_packed(root: Path, images: NDArray[np.uint8], targets: NDArray[np.float64], payloads: list[bytes], task: Task) -> PackedManifest:
     splits, start = {}, 0
     for name, size in NUM_ROWS.items():
         rows = range(start, start + size)
