@@ -127,7 +127,10 @@ def prove_parity(
     worst = 0.0
     for size in batch_sizes:
         batch = np.ascontiguousarray(images[np.arange(size) % len(images)])
-        expected, found = torch_answers(network, output, batch), runner.run(batch)
+        try:
+            expected, found = torch_answers(network, output, batch), runner.run(batch)
+        except Exception as error:  # torch's and ONNX Runtime's have no common base
+            raise ParityError(f"torch or the exported graph cannot run a batch of {size}: {error}. Choose another network.") from error
         difference = float(np.abs(expected - found).max()) / max(1.0, float(np.abs(expected).max()))
         if not difference <= max_difference:  # NaN is not
             raise ParityError(
