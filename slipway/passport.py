@@ -104,23 +104,34 @@ def read_passport(root: Path) -> Passport:
     return _parse(Passport, path)
 
 
-def check_passport(passport: Passport, bundle: LoadedBundle, machine: Machine) -> None:
-    """EngineError, naming every difference, unless the engine was built from this bundle's graph, for this very machine."""
+def check_origin(passport: Passport, bundle: LoadedBundle) -> None:
+    """EngineError, naming every difference, unless the engine was built from this bundle's graph, as it was requested."""
     variant = passport.actual.variant
     model = bundle.manifest.models.get(variant)
-    expected = {
-        "model digest": (passport.model_sha256, model.sha256 if model else f"none, the bundle has no {variant!r}"),
-        "precision": (passport.actual.precision, model.precision if model else "none"),
-        "largest batch": (passport.profile.largest, bundle.manifest.max_batch_size),
-        "TensorRT": (passport.machine.tensorrt_version, machine.tensorrt_version),
-        "GPU": (passport.machine.gpu, machine.gpu),
-        "compute capability": (passport.machine.compute_capability, machine.compute_capability),
-    }
-    differing = [f"{name}: built for {built}, here {here}" for name, (built, here) in expected.items() if built != here]
-    if passport.requested != passport.actual:
-        differing.append(f"execution: {passport.requested} was requested, {passport.actual} was built")
+    differing = _differences(
+        {
+            "model digest": (passport.model_sha256, model.sha256 if model else f"no variant {variant!r}"),
+            "precision": (passport.actual.precision, model.precision if model else f"no variant {variant!r}"),
+            "largest batch": (passport.profile.largest, bundle.manifest.max_batch_size),
+            "requested execution": (passport.actual, passport.requested),
+        }
+    )
     if differing:
-        raise EngineError("the engine does not fit. " + "; ".join(differing) + ". Run `dvc repro --force compile` on this machine.")
+        raise EngineError(f"the engine is not of bundle {bundle.version}. {differing}. Run `dvc repro compile`.")
+
+
+def check_machine(passport: Passport, machine: Machine) -> None:
+    """EngineError, naming every difference, unless the engine was built for this very GPU and TensorRT."""
+    built = passport.machine
+    differing = _differences(
+        {
+            "TensorRT": (built.tensorrt_version, machine.tensorrt_version),
+            "GPU": (built.gpu, machine.gpu),
+            "compute capability": (built.compute_capability, machine.compute_capability),
+        }
+    )
+    if differing:
+        raise EngineError(f"the engine is for another machine. {differing}. Run `dvc repro --force compile` here.")
 
 
 def read_plan(root: Path, passport: Passport) -> bytes:
@@ -133,6 +144,10 @@ def read_plan(root: Path, passport: Passport) -> bytes:
     if files.sha256_bytes(plan) != passport.engine_sha256:
         raise EngineError(f"{path} was altered: its SHA-256 is not the one in {PASSPORT}. Run `dvc repro --force compile`.")
     return plan
+
+
+def _differences(pairs: dict[str, tuple[object, object]]) -> str:
+    return "; ".join(f"{name}: built with {built}, here {here}" for name, (built, here) in pairs.items() if built != here)
 
 
 def _parse(kind: type[Record], path: Path) -> Record:

@@ -19,7 +19,7 @@ from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
 from slipway.cuda_device import CudaDevice, describe_gpu
 from slipway.errors import BundleError, EngineError, UnavailableError
-from slipway.passport import Machine, Passport, check_passport, read_passport, read_plan
+from slipway.passport import Machine, Passport, check_machine, check_origin, read_passport, read_plan
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # TF32 keeps 10 of fp32's 23 bits, and CUDA would use it without being asked.
@@ -153,8 +153,9 @@ def open_engine(root: Path, bundle: LoadedBundle) -> EngineRunner:
     altered or its passport does not fit the bundle's graph, this TensorRT or this GPU.
     """
     passport = read_passport(root)
-    check_passport(passport, bundle, this_machine())
+    check_origin(passport, bundle)
     plan = read_plan(root, passport)
+    check_machine(passport, this_machine())
     import tensorrt
 
     runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))

@@ -1,15 +1,19 @@
 """Bundle, engine and running service against the trained network on every test row: the certificate."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipway import files
-from slipway.bundle import load_bundle
-from slipway.certificate import write_certificate
+from slipway.bundle import LoadedBundle, load_bundle
+from slipway.certificate import Hop, write_certificate
 from slipway.command import run_stage
-from slipway.data.packed import open_split, read_manifest
 from slipway.data.sources import read_samples
 from slipway.metrics import Resampling
 from slipway.params import Params
+
+if TYPE_CHECKING:
+    from slipway.export.comparison import Comparison
+    from slipway.export.hops import Measured
 
 PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
@@ -23,44 +27,46 @@ SERVICE_LOG = Path(".work/verify/service.log")
 
 def run(params: Params) -> None:
     """Run every hop, write the certificate, and fail if it is refused."""
-    from slipway.export.certification import digest_everything, first_fault, hop_table, make_certificate, raise_if_refused, summarise
-    from slipway.export.comparison import Comparison, TestRows, not_executed
+    from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
+    from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
-    from slipway.export.http_hop import original_payloads
-    from slipway.export.service_hop import AUTO, NAME, ServiceHop
-    from slipway.export.service_process import serve_command
     from slipway.training.networks import load_network
 
-    bundle, manifest, network = load_bundle(BUNDLE), read_manifest(PACKED), load_network(CHECKPOINT)
+    bundle, network = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()
-    split = open_split(PACKED, manifest, "test", verify=True)
-    rows = TestRows(manifest.task, network.spec.classes, split.ids, split.images, split.targets)
-    evaluate = params.evaluate
-    comparison = Comparison(rows, Resampling(params.seed, evaluate.bootstrap_samples, evaluate.confidence))
+    rows = read_test_rows(PACKED, network.spec.classes)
+    comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
     read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
-    digests = digest_everything(bundle, read + sorted(ENGINE.iterdir()))
+    digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
 
     runner = HopRunner(comparison, bundle, network, params.verify)
     measured = [runner.torch, *runner.run_onnx(), runner.run_engine(ENGINE)]
     hops = [hop for hop, _ in measured]
     write_certificate(DRAFT, make_certificate(bundle, hops, digests, draft=True))
-    fault = first_fault(hops)
-    if fault:
-        hops.append(not_executed(NAME, AUTO, f"{fault.name} comes first and differs"))
-    else:
-        positions = {source: position for position, source in enumerate(split.sources)}
-        payloads = original_payloads(read_samples(params.data, wanted=positions.keys()), positions, split.ids)
-        settings = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
-        service = ServiceHop(
-            serve_command(), {name: str(path.resolve()) for name, path in settings.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}, SERVICE_LOG
-        )
-        hops.append(service.run(comparison, bundle, measured, payloads, params.verify))
+    hops.append(_run_service(params, comparison, bundle, measured))
 
     certificate = make_certificate(bundle, hops, digests, draft=False)
-    print(hop_table(hops, manifest.task))
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, summarise(certificate))
+    print(hop_table(hops, rows.task))
     raise_if_refused(certificate, CERTIFICATE)
+
+
+def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> Hop:
+    from slipway.export.certification import first_fault
+    from slipway.export.http_hop import original_payloads
+    from slipway.export.service_hop import ServiceHop, not_tried
+    from slipway.export.service_process import serve_command
+
+    fault = first_fault([hop for hop, _ in measured])
+    if fault:
+        return not_tried(fault)
+    rows = comparison.rows
+    payloads = original_payloads(read_samples(params.data, wanted=set(rows.sources)), rows)
+    files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
+    settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
+    service = ServiceHop(serve_command(), settings, SERVICE_LOG)
+    return service.run(comparison, bundle, measured, payloads, params.verify)
 
 
 if __name__ == "__main__":

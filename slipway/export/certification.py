@@ -72,7 +72,7 @@ def summarise(certificate: Certificate) -> dict[str, Any]:
     """What `dvc metrics show` prints of a certificate: for each executed hop a few numbers."""
     return {
         "certified": int(certificate.status == "certified"),
-        "hops": {hop.name: _numbers(hop, certificate.metric) for hop in certificate.hops},
+        "hops": {hop.name: _numbers(hop, certificate.metric) for hop in certificate.hops if hop.rows},
     }
 
 

@@ -5,6 +5,7 @@ or from another execution than the requested one never agree.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from slipway.bundle import Metric
 from slipway.certificate import Execution, Hop
 from slipway.contract import Task
-from slipway.errors import MetricError
+from slipway.data.packed import open_split, read_manifest
+from slipway.errors import MetricError, SchemaError
 from slipway.metrics import Resampling, classification_metrics, regression_metrics
 
 METRIC: dict[Task, str] = {"image_classification": "accuracy", "image_regression": "rmse"}
@@ -27,8 +29,18 @@ class TestRows:
     task: Task
     classes: list[str]  # in the order of the network's columns; empty for a numeric target
     ids: list[str]
+    sources: list[str]
     images: NDArray[np.uint8]  # (rows, height, width, channels)
     targets: NDArray[np.float64]  # (rows,) class index, or the number itself
+
+
+def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
+    """The whole test split, digests checked; SchemaError if the network was trained with other `classes`."""
+    manifest = read_manifest(packed)
+    if manifest.classes != classes:
+        raise SchemaError(f"{packed} has the classes {manifest.classes}, the network {classes}. Run `dvc repro train`.")
+    split = open_split(packed, manifest, "test", verify=True)
+    return TestRows(manifest.task, classes, split.ids, split.sources, split.images, split.targets)
 
 
 @dataclass(frozen=True)

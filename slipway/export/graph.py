@@ -45,21 +45,30 @@ def torch_answers(network: nn.Module, output: OutputContract, batch: NDArray[np.
 
 
 def export_graph(network: nn.Module, contract: ImageContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
-    """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file."""
+    """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file.
+
+    BundleError for a network that torch cannot trace as one graph for every batch size.
+    """
     answering = AnsweringNetwork(network, output).eval()
     # With one example row torch may take the batch for fixed; and it refuses a range of a single number.
     example = torch.zeros((min(2, max_batch_size), *contract.shape), dtype=torch.uint8)
     dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
-    program = torch.onnx.export(
-        answering,
-        (example,),
-        dynamo=True,
-        dynamic_shapes=dynamic,
-        input_names=[INPUT_NAME],
-        output_names=[output.kind],
-        opset_version=opset,
-        verbose=False,
-    )
+    try:
+        program = torch.onnx.export(
+            answering,
+            (example,),
+            dynamo=True,
+            dynamic_shapes=dynamic,
+            input_names=[INPUT_NAME],
+            output_names=[output.kind],
+            opset_version=opset,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        cause = str(error.__cause__ or error).strip().splitlines()[0]
+        raise BundleError(
+            f"torch cannot export this network for batches of 1 to {max_batch_size}: {cause} Choose another network."
+        ) from error
     assert program is not None
     model: onnx.ModelProto = program.model_proto
     _forget_the_machine(model)
@@ -118,7 +127,10 @@ def prove_parity(
     worst = 0.0
     for size in batch_sizes:
         batch = np.ascontiguousarray(images[np.arange(size) % len(images)])
-        expected, found = torch_answers(network, output, batch), runner.run(batch)
+        try:
+            expected, found = torch_answers(network, output, batch), runner.run(batch)
+        except Exception as error:  # torch's and ONNX Runtime's have no common base
+            raise ParityError(f"torch or the exported graph cannot run a batch of {size}: {error}. Choose another network.") from error
         difference = float(np.abs(expected - found).max()) / max(1.0, float(np.abs(expected).max()))
         if not difference <= max_difference:  # NaN is not
             raise ParityError(

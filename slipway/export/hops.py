@@ -20,7 +20,7 @@ from slipway.certificate import Execution, Hop
 from slipway.errors import BundleError, SlipwayError, UnavailableError
 from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.graph import torch_answers
-from slipway.export.variants import run_in_batches
+from slipway.export.variants import PRECISION, run_in_batches
 from slipway.params import VerifyParams
 from slipway.passport import read_passport, read_receipt
 from slipway.runtime import Runner, open_engine, open_onnx, why_unavailable
@@ -59,7 +59,8 @@ class HopRunner:
 
     def run_onnx(self) -> Iterator[Measured]:
         """Every variant on the CPU, and on the GPU where it is meant for it."""
-        for variant, model in self._bundle.manifest.models.items():
+        models = self._bundle.manifest.models
+        for variant, model in sorted(models.items(), key=lambda item: list(PRECISION).index(item[0])):
             for provider in ("cpu", *(["cuda"] if "cuda" in model.meant_for else [])):
                 requested = Execution(backend="onnxruntime", provider=provider, precision=model.precision, variant=variant)
                 name = f"onnxruntime/{provider}/{variant}"

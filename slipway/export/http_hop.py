@@ -22,7 +22,7 @@ from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
 from slipway.data.sources import RawSample
 from slipway.errors import IntegrityError, ParityError
-from slipway.export.comparison import Measurement
+from slipway.export.comparison import Measurement, TestRows
 
 _CONNECTIONS = 8
 _CHUNK_ROWS = 256  # payloads held in memory at a time
@@ -47,15 +47,16 @@ class Payload:
     content: bytes
 
 
-def original_payloads(samples: Iterable[RawSample], positions: dict[str, int], ids: list[str]) -> Iterator[Payload]:
+def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[Payload]:
     """The raw samples as payloads of the test rows; IntegrityError if one is not the row that was packed, or is missing."""
+    positions = {source: position for position, source in enumerate(rows.sources)}
     missing = set(positions)
     for sample in samples:
         position = positions.get(sample.source)
-        if position is None or sample.fault or files.sha256_bytes(sample.payload)[:_ID_DIGITS] != ids[position]:
+        if position is None or sample.fault or files.sha256_bytes(sample.payload)[:_ID_DIGITS] != rows.ids[position]:
             raise IntegrityError(f"{sample.source} changed since it was packed. Run `dvc repro`, which starts at the changed data.")
         missing.remove(sample.source)
-        yield Payload(position, ids[position], sample.payload)
+        yield Payload(position, rows.ids[position], sample.payload)
     if missing:
         raise IntegrityError(f"{len(missing)} test rows are gone from the raw data, the first is {min(missing)}. Run `dvc repro`.")
 

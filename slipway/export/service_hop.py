@@ -10,14 +10,14 @@ from pathlib import Path
 from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution, Hop
 from slipway.errors import ParityError, UnavailableError
-from slipway.export.comparison import Comparison, Measurement, Tolerance, failed
+from slipway.export.comparison import Comparison, Measurement, Tolerance, failed, not_executed
 from slipway.export.hops import Measured
 from slipway.export.http_hop import Payload, ServiceClient
 from slipway.export.service_process import running_service
 from slipway.params import VerifyParams
 
-NAME = "http"
-AUTO = Execution(backend="http", provider="auto", precision="auto", variant="auto")
+_NAME = "http"
+_AUTO = Execution(backend="http", provider="auto", precision="auto", variant="auto")
 
 
 class ServiceHop:
@@ -41,8 +41,13 @@ class ServiceHop:
                 reference = _reference(before, choice.behind)
                 measured = client.measure(payloads, len(comparison.rows.ids), params.timing_rounds, choice.actual)
         except (UnavailableError, ParityError) as error:
-            return failed(NAME, AUTO, str(error).rstrip("."))
-        return comparison.against(NAME, choice.requested, measured, reference, Tolerance(max_difference=params.max_difference))
+            return failed(_NAME, _AUTO, str(error).rstrip("."))
+        return comparison.against(_NAME, choice.requested, measured, reference, Tolerance(max_difference=params.max_difference))
+
+
+def not_tried(fault: Hop) -> Hop:
+    """The hop where an earlier one already forbids a certificate."""
+    return not_executed(_NAME, _AUTO, f"{fault.name} comes before and differs")
 
 
 def _reference(before: list[Measured], behind: Execution) -> tuple[Hop, Measurement]:

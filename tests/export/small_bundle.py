@@ -1,0 +1,51 @@
+"""A bundle on disk without a trained network, for tests that never run its graph."""
+
+from pathlib import Path
+from typing import Any
+
+from slipway import files
+from slipway.bundle import Bundle, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
+from slipway.certificate import Execution
+from slipway.passport import Machine, Passport, Profile
+from slipway.preprocess import ImageContract
+
+LABELS = ["cat", "dog", "emu"]
+MACHINE = Machine(tensorrt_version="10.16.1", cuda_version="13.0", driver_version="13.1", gpu="H200", compute_capability="9.0")
+TENSORRT_FP16 = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
+CONTRACT = ImageContract(size_px=4, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+
+
+def write_small_bundle(root: Path, model: bytes = b"a graph", labels: list[str] = LABELS) -> LoadedBundle:
+    root.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(root / "model_fp16.onnx", model)
+    manifest = Bundle.model_validate(
+        {
+            "format_version": 1,
+            "task": "image_classification" if labels else "image_regression",
+            "input": CONTRACT,
+            "input_name": "image",
+            "output": {"kind": "probabilities" if labels else "value", "labels": labels},
+            "output_name": "probabilities" if labels else "value",
+            "max_batch_size": 8,
+            "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
+            "metrics": {},
+            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+            "versions": {},
+        }
+    )
+    write_manifest(root, manifest)
+    return load_bundle(root)
+
+
+def passport_for(bundle: LoadedBundle, plan: bytes, **changes: Any) -> Passport:
+    passport = Passport(
+        format_version=1,
+        engine_sha256=files.sha256_bytes(plan),
+        model_sha256=bundle.manifest.models["fp16"].sha256,
+        bundle_digest=bundle.digest,
+        profile=Profile(smallest=1, optimal=4, largest=8),
+        machine=MACHINE,
+        requested=TENSORRT_FP16,
+        actual=TENSORRT_FP16,
+    )
+    return passport.model_copy(update=changes)

@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+
+from slipway.certificate import Execution, Hop, check_certificate, read_certificate, write_certificate
+from slipway.errors import CertificateError, ParityError
+from slipway.export.certification import digest_everything, first_fault, hop_table, make_certificate, raise_if_refused, summarise
+from slipway.export.comparison import failed, not_executed
+from tests.export.small_bundle import write_small_bundle
+
+EXECUTION = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+GPU_HOP = not_executed("tensorrt/fp16", EXECUTION, "no GPU")
+
+
+def agreeing(name: str) -> Hop:
+    update = {"status": "agrees", "rows": 10, "max_difference": 0.0, "latency_ms": 1.0, "reference": "torch"}
+    return failed(name, EXECUTION, "").model_copy(update=update)
+
+
+def all_hops() -> list[Hop]:
+    return [agreeing(name) for name in ("torch", "onnxruntime/cpu/fp32", "http")]
+
+
+def test_hops_that_all_agree_are_certified_and_the_service_accepts_it(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path / "bundle")
+    certificate = make_certificate(bundle, [*all_hops(), GPU_HOP], {}, draft=False)
+    assert certificate.status == "certified"
+    raise_if_refused(certificate, tmp_path)
+    write_certificate(tmp_path / "certificate.json", certificate)
+    check_certificate(read_certificate(tmp_path / "certificate.json"), bundle, accept_draft=False)
+
+
+@pytest.mark.parametrize("name", ["torch", "onnxruntime/cpu/fp32", "http"])
+def test_without_a_required_hop_nothing_is_certified(tmp_path: Path, name: str) -> None:
+    bundle = write_small_bundle(tmp_path)
+    absent = [hop for hop in all_hops() if hop.name != name]
+    skipped = [*absent, not_executed(name, EXECUTION, "not here")]
+    assert make_certificate(bundle, absent, {}, draft=False).status == "refused"
+    assert make_certificate(bundle, skipped, {}, draft=False).status == "refused"
+
+
+def test_one_differing_hop_refuses_and_the_error_names_it_and_its_worst_row(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path)
+    bad = failed("onnxruntime/cpu/int8", EXECUTION, "too far away", "torch").model_copy(update={"worst_row": "row5"})
+    certificate = make_certificate(bundle, [*all_hops(), bad], {}, draft=False)
+    assert certificate.status == "refused"
+    with pytest.raises(ParityError, match=r"hop onnxruntime/cpu/int8 differs from torch: too far away. Worst row: row5"):
+        raise_if_refused(certificate, tmp_path)
+    with pytest.raises(CertificateError, match="onnxruntime/cpu/int8"):
+        check_certificate(certificate, bundle, accept_draft=True)
+
+
+def test_the_first_fault_is_the_guilty_one() -> None:
+    hops = [agreeing("torch"), failed("a", EXECUTION, "x"), failed("b", EXECUTION, "y")]
+    fault = first_fault(hops)
+    assert fault is not None
+    assert fault.name == "a"
+    assert first_fault([*all_hops(), GPU_HOP]) is None
+
+
+def test_a_draft_is_taken_only_by_who_accepts_drafts(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path)
+    draft = make_certificate(bundle, all_hops()[:2], {}, draft=True)
+    check_certificate(draft, bundle, accept_draft=True)
+    with pytest.raises(CertificateError, match="its HTTP hop has not run"):
+        check_certificate(draft, bundle, accept_draft=False)
+
+
+def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
+    one, other = write_small_bundle(tmp_path / "one", b"1"), write_small_bundle(tmp_path / "other", b"2")
+    with pytest.raises(CertificateError, match="the certificate is for bundle"):
+        check_certificate(make_certificate(one, all_hops(), {}, draft=False), other, accept_draft=False)
+
+
+def test_the_summary_has_a_number_for_each_executed_hop_and_nothing_empty(tmp_path: Path) -> None:
+    certificate = make_certificate(write_small_bundle(tmp_path), [*all_hops(), GPU_HOP], {}, draft=False)
+    summary = summarise(certificate)
+    assert summary["certified"] == 1
+    assert summary["hops"]["http"] == {"agrees": 1, "rows": 10, "flipped": 0, "max_difference": 0.0, "latency_ms": 1.0}
+    assert "tensorrt/fp16" not in summary["hops"]
+
+
+def test_the_table_names_every_hop_and_why_one_did_not_run() -> None:
+    table = hop_table([*all_hops(), GPU_HOP], "image_classification")
+    assert [line.split()[0] for line in table.splitlines()[1:5]] == ["torch", "onnxruntime/cpu/fp32", "http", "tensorrt/fp16"]
+    assert table.splitlines()[5] == "tensorrt/fp16: no GPU"
+
+
+def test_digests_are_of_every_file(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path)
+    digests = digest_everything(bundle, [tmp_path / "bundle.json"])
+    assert digests[(tmp_path / "bundle.json").as_posix()] == bundle.digest
+    assert digests[(tmp_path / "model_fp16.onnx").as_posix()] == bundle.manifest.models["fp16"].sha256

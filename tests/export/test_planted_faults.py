@@ -1,0 +1,193 @@
+"""Faults between the trained network and its copies, each planted on purpose: the guilty hop has to be named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from slipway import files
+from slipway.bundle import LoadedBundle, load_bundle
+from slipway.certificate import Execution, check_certificate
+from slipway.errors import BundleError, ParityError, SlipwayError
+from slipway.export.certification import first_fault, make_certificate, raise_if_refused
+from slipway.export.comparison import Comparison, failed, read_test_rows
+from slipway.export.hops import HopRunner, Measured
+from slipway.export.variants import fp16_graph
+from slipway.params import Params
+from slipway.passport import PASSPORT, Machine, Passport, Profile, write_engine
+from slipway.training.networks import ImageNetwork
+from tests.export.conftest import RESAMPLING, Project
+
+pytestmark = pytest.mark.slow
+
+
+def run_hops(project: Project, network: nn.Module, bundle: LoadedBundle, params: Params) -> list[Measured]:
+    comparison = Comparison(read_test_rows(project.packed, bundle_classes(project)), RESAMPLING)
+    runner = HopRunner(comparison, bundle, network, params.verify)
+    return [runner.torch, *runner.run_onnx()]
+
+
+def bundle_classes(project: Project) -> list[str]:
+    return project.network().spec.classes
+
+
+def guilty(measured: list[Measured]) -> str | None:
+    fault = first_fault([hop for hop, _ in measured])
+    return fault.name if fault else None
+
+
+def altered(project: Project, tmp_path: Path, change: Callable[[onnx.ModelProto], None], variant: str = "fp32") -> LoadedBundle:
+    """A bundle whose manifest fits, but whose graph was changed before it was digested."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(project.bundle_root, folder)
+    path = folder / f"model_{variant}.onnx"
+    model = onnx.load_model_from_string(path.read_bytes())
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    content = json.loads((folder / "bundle.json").read_text())
+    content["models"][variant] |= {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
+    files.write_json(folder / "bundle.json", content)
+    return load_bundle(folder)
+
+
+def scale_weights(factor: float) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        tensor = max(model.graph.initializer, key=lambda candidate: len(candidate.raw_data))
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(factor), tensor.name))
+
+    return change
+
+
+def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Project, export_params: Params) -> None:
+    for project in (classifier, regressor):
+        measured = run_hops(project, project.network(), project.bundle(), export_params)
+        assert guilty(measured) is None
+        assert [hop.name for hop, answers in measured if answers] == [
+            "torch",
+            *(f"onnxruntime/cpu/{variant}" for variant in ("fp32", "fp16", "int8", "int8_tensorrt")),
+        ]
+        assert all(hop.rows == 41 for hop, answers in measured if answers)
+
+
+def test_a_wrong_mean_is_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
+    network: ImageNetwork = classifier.network()
+    network.pixel_mean += 2.0
+    assert guilty(run_hops(classifier, network, classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
+
+
+def test_swapped_channels_are_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
+    class SwappedNetwork(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = classifier.network()
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = self.network(image.flip(3))
+            return answer
+
+    assert guilty(run_hops(classifier, SwappedNetwork(), classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
+
+
+def test_permuted_labels_are_found_in_the_first_graph(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+    shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
+    content = json.loads((tmp_path / "bundle/bundle.json").read_text())
+    content["output"]["labels"] = content["output"]["labels"][::-1]
+    files.write_json(tmp_path / "bundle/bundle.json", content)
+    measured = run_hops(classifier, classifier.network(), load_bundle(tmp_path / "bundle"), export_params)
+    assert guilty(measured) == "onnxruntime/cpu/fp32"
+    assert len(measured[1][0].flipped) > 20
+
+
+def test_other_weights_of_the_same_architecture_are_found(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+    bundle = altered(classifier, tmp_path, scale_weights(1.001))
+    assert guilty(run_hops(classifier, classifier.network(), bundle, export_params)) == "onnxruntime/cpu/fp32"
+
+
+@pytest.mark.parametrize("variant", ["fp16", "int8", "int8_tensorrt"])
+def test_a_broken_variant_is_the_guilty_hop_and_fp32_is_not(
+    classifier: Project, tmp_path: Path, export_params: Params, variant: str
+) -> None:
+    def negate_the_answer(model: onnx.ModelProto) -> None:
+        softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
+        model.graph.node.insert(list(model.graph.node).index(softmax), onnx.helper.make_node("Neg", [softmax.input[0]], ["negated"]))
+        softmax.input[0] = "negated"
+
+    bundle = altered(classifier, tmp_path, negate_the_answer, variant)
+    measured = run_hops(classifier, classifier.network(), bundle, export_params)
+    assert guilty(measured) == f"onnxruntime/cpu/{variant}"
+    certificate = make_certificate(bundle, [hop for hop, _ in measured], {}, draft=False)
+    with pytest.raises(ParityError, match=f"hop onnxruntime/cpu/{variant} differs from torch"):
+        raise_if_refused(certificate, tmp_path)
+
+
+def test_a_layer_that_overflows_fp16_is_refused_by_name_before_it_is_written(classifier: Project) -> None:
+    graph, rows = classifier.bundle().model_bytes("fp32"), classifier.split("train").images
+    fp16_graph(graph, rows)
+    model = onnx.load_model_from_string(graph)
+    scale_weights(1e6)(model)
+    with pytest.raises(ParityError, match="fp16 holds numbers up to 65504, but"):
+        fp16_graph(model.SerializeToString(), rows)
+
+
+def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+    bundle = classifier.bundle()
+    comparison = Comparison(read_test_rows(classifier.packed, bundle_classes(classifier)), RESAMPLING)
+    runner = HopRunner(comparison, bundle, classifier.network(), export_params.verify)
+    execution = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
+    stale = Passport(
+        format_version=1,
+        engine_sha256=files.sha256_bytes(b"plan"),
+        model_sha256="0" * 64,
+        bundle_digest="0" * 64,
+        profile=Profile(smallest=1, optimal=8, largest=32),
+        machine=Machine(tensorrt_version="10.16", cuda_version="13.0", driver_version="13.0", gpu="H200", compute_capability="9.0"),
+        requested=execution,
+        actual=execution,
+    )
+    write_engine(tmp_path / "stale", b"plan", stale)
+    hop, _ = runner.run_engine(tmp_path / "stale")
+    assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")
+    assert "model digest" in hop.reason
+
+    fitting = stale.model_copy(update={"model_sha256": bundle.manifest.models["fp16"].sha256})
+    write_engine(tmp_path / "fitting", b"plan", fitting)
+    assert (tmp_path / "fitting" / PASSPORT).exists()
+    assert runner.run_engine(tmp_path / "fitting")[0].status == "not_executed"  # no GPU here
+
+
+def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_bundle_is_not(classifier: Project, tmp_path: Path) -> None:
+    shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
+    execution = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+    hops = [failed(name, execution, "").model_copy(update={"status": "agrees"}) for name in ("torch", "onnxruntime/cpu/fp32", "http")]
+    certificate = make_certificate(classifier.bundle(), hops, {}, draft=False)
+
+    def accept() -> None:
+        bundle = load_bundle(tmp_path / "bundle")
+        bundle.verify()
+        check_certificate(certificate, bundle, accept_draft=False)
+
+    accept()
+    paths = sorted((tmp_path / "bundle").iterdir())
+    generator, num_accepted = np.random.default_rng(0), 0
+    for number in range(1000):
+        path = paths[number % len(paths)]
+        original = path.read_bytes()
+        payload = bytearray(original)
+        payload[generator.integers(len(payload))] ^= 1 << generator.integers(8)
+        path.write_bytes(payload)
+        try:
+            accept()
+            num_accepted += 1
+        except BundleError:
+            pass
+        except SlipwayError as error:
+            pytest.fail(f"{path.name}: {error!r} is not a BundleError")
+        path.write_bytes(original)
+    assert num_accepted == 0
+    accept()

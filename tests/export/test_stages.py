@@ -1,0 +1,128 @@
+"""The three stages as dvc starts them, in a copy of a small trained project."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.bundle import load_bundle
+from slipway.certificate import check_certificate, read_certificate
+from slipway.errors import EngineError
+from slipway.params import Params
+from slipway.runtime import why_unavailable
+from stages import compile as compile_stage
+from tests.export.conftest import Project
+
+pytestmark = pytest.mark.slow
+NO_GPU = why_unavailable("tensorrt")
+
+
+@pytest.fixture
+def project(classifier: Project, tmp_path: Path, root: Path, export_params: Params) -> Path:
+    """The repository's code and a trained project in one folder of their own."""
+    folder = tmp_path / "project"
+    shutil.copytree(classifier.root, folder)
+    for name in ("slipway", "stages", "serving"):
+        (folder / name).symlink_to(root / name)
+    write_params(folder, export_params.model_dump(mode="json"))
+    return folder
+
+
+def write_params(folder: Path, content: dict[str, Any]) -> None:
+    (folder / "params.yaml").write_text(yaml.safe_dump(content))
+
+
+def run_stage(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"BENTOML_HOME": str(folder / ".bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
+    return subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(project: Path) -> None:
+    for stage in ("export", "compile", "verify"):
+        result = run_stage(project, stage)
+        assert result.returncode == 0, result.stderr
+    bundle = load_bundle(project / "artifacts/bundle")
+    certificate = read_certificate(project / "artifacts/certificate.json")
+    check_certificate(certificate, bundle, accept_draft=False)
+    hops = {hop.name: hop for hop in certificate.hops}
+    assert (hops["http"].rows, hops["http"].flipped, hops["http"].max_difference) == (41, [], 0.0)
+    assert hops["http"].reference == "onnxruntime/cpu/fp32"
+    assert "onnxruntime/cpu/int8_tensorrt" in result.stdout
+    assert json.loads((project / "metrics/verify.json").read_text())["certified"] == 1
+    assert bundle.manifest.lineage.params["export"]["max_batch_size"] == 32
+    assert bundle.manifest.lineage.digests["artifacts/checkpoint/weights.safetensors"]
+    assert not list(project.rglob("*.partial"))
+
+
+def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(project: Path, classifier: Project) -> None:
+    content = json.loads((project / "artifacts/bundle/bundle.json").read_text())
+    content["output"]["labels"] = content["output"]["labels"][::-1]
+    (project / "artifacts/bundle/bundle.json").write_text(json.dumps(content))
+    assert run_stage(project, "compile").returncode == 0
+    result = run_stage(project, "verify")
+    assert result.returncode == 1
+    assert "error: hop onnxruntime/cpu/fp32 differs from torch" in result.stderr
+    assert "Traceback" not in result.stderr
+    certificate = read_certificate(project / "artifacts/certificate.json")
+    assert certificate.status == "refused"
+    assert certificate.hops[-1].name == "http"
+    assert certificate.hops[-1].status == "not_executed"
+
+
+def test_an_altered_model_byte_stops_verify_and_leaves_no_certificate(project: Path) -> None:
+    assert run_stage(project, "compile").returncode == 0
+    path = project / "artifacts/bundle/model_int8.onnx"
+    payload = bytearray(path.read_bytes())
+    payload[1000] ^= 1
+    path.write_bytes(payload)
+    result = run_stage(project, "verify")
+    assert result.returncode == 1
+    assert "model_int8.onnx was altered" in result.stderr
+    assert not (project / "artifacts/certificate.json").exists()
+
+
+def test_an_export_that_fails_leaves_the_old_bundle_as_it_was(project: Path) -> None:
+    before = load_bundle(project / "artifacts/bundle").digest
+    (project / "metrics/evaluate.json").write_text("{}")
+    result = run_stage(project, "export")
+    assert result.returncode == 1
+    assert "metrics/evaluate.json" in result.stderr
+    assert load_bundle(project / "artifacts/bundle").digest == before
+    assert sorted(path.name for path in (project / "artifacts").iterdir()) == ["bundle", "checkpoint"]
+
+
+@pytest.mark.skipif(NO_GPU is None, reason="there is a GPU with TensorRT")
+def test_without_a_gpu_compile_leaves_a_receipt_with_the_reason(
+    project: Path, monkeypatch: pytest.MonkeyPatch, export_params: Params
+) -> None:
+    monkeypatch.chdir(project)
+    compile_stage.run(export_params)
+    assert [path.name for path in (project / "artifacts/engine").iterdir()] == ["receipt.json"]
+    receipt = json.loads((project / "artifacts/engine/receipt.json").read_text())
+    assert (receipt["status"], receipt["reason"], receipt["requested"]["variant"]) == ("not_executed", NO_GPU, "fp16")
+
+
+@pytest.mark.skipif(NO_GPU is None, reason="there is a GPU with TensorRT")
+def test_without_a_gpu_a_required_engine_fails_the_stage(project: Path, monkeypatch: pytest.MonkeyPatch, export_params: Params) -> None:
+    monkeypatch.chdir(project)
+    required = export_params.model_copy(update={"compile": export_params.compile.model_copy(update={"require": True})})
+    with pytest.raises(EngineError, match="compile.require is true, but no engine can be built here"):
+        compile_stage.run(required)
+    assert not (project / "artifacts/engine").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU is not None, reason=str(NO_GPU))
+def test_with_a_gpu_the_engine_is_a_hop_that_agrees(project: Path) -> None:
+    for stage in ("export", "compile", "verify"):
+        result = run_stage(project, stage)
+        assert result.returncode == 0, result.stderr
+    hops = {hop.name: hop for hop in read_certificate(project / "artifacts/certificate.json").hops}
+    assert hops["tensorrt/fp16"].status == "agrees"
+    assert hops["onnxruntime/cuda/fp32"].status == "agrees"

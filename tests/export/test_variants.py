@@ -1,0 +1,162 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from slipway.bundle import OutputContract
+from slipway.certificate import Execution
+from slipway.data.packed import PackedSplit
+from slipway.errors import ParityError
+from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
+from slipway.runtime import open_onnx
+from tests.export.conftest import Project
+
+PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b"])
+VALUE = OutputContract(kind="value", labels=[])
+
+
+class FixedRunner:
+    """Answers what it was given."""
+
+    actual = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
+
+    def __init__(self, answers: NDArray[np.float32]) -> None:
+        self._answers = answers
+
+    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return self._answers
+
+
+def split(num_rows: int) -> PackedSplit:
+    images = np.arange(num_rows, dtype=np.uint8)[:, None, None, None]
+    ids = [f"{(number * 2654435761) % 2**64:016x}" for number in range(num_rows)]
+    return PackedSplit(images, np.zeros(num_rows), ids, ids)
+
+
+def scaled_graph(weight: float) -> bytes:
+    """Grey pixels times `weight`, and back again, so that only the tensor between them is large."""
+    nodes = [
+        onnx.helper.make_node("Cast", ["image"], ["pixels"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Mul", ["pixels", "weight"], ["large"], name="the_large_layer"),
+        onnx.helper.make_node("Div", ["large", "weight"], ["small"]),
+        onnx.helper.make_node("ReduceMean", ["small", "axes"], ["value"], keepdims=0),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "scaled",
+        [onnx.helper.make_tensor_value_info("image", onnx.TensorProto.UINT8, ["rows", 4, 4, 1])],
+        [onnx.helper.make_tensor_value_info("value", onnx.TensorProto.FLOAT, ["rows", 1])],
+        [
+            onnx.numpy_helper.from_array(np.array([weight], dtype=np.float32), "weight"),
+            onnx.numpy_helper.from_array(np.array([1, 2], dtype=np.int64), "axes"),
+        ],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    return bytes(model.SerializeToString())
+
+
+def pixels(value: int) -> NDArray[np.uint8]:
+    return np.full((3, 4, 4, 1), value, dtype=np.uint8)
+
+
+def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order() -> None:
+    whole = split(100)
+    order = np.random.default_rng(0).permutation(100)
+    shuffled = PackedSplit(whole.images[order], whole.targets[order], [whole.ids[row] for row in order], whole.sources)
+    chosen = set(calibration_rows(whole, 7, 20).ravel().tolist())
+    assert len(chosen) == 20
+    assert set(calibration_rows(shuffled, 7, 20).ravel().tolist()) == chosen
+    assert set(calibration_rows(whole, 8, 20).ravel().tolist()) != chosen
+
+
+def test_more_calibration_rows_than_there_are_means_all() -> None:
+    assert len(calibration_rows(split(10), 7, 512)) == 10
+
+
+def test_the_largest_activation_of_every_tensor_is_found() -> None:
+    found = largest_activations(scaled_graph(3.0), np.concatenate([pixels(200), pixels(10)]))
+    assert (found["pixels"], found["large"], found["small"]) == (200.0, 600.0, 200.0)
+
+
+def test_a_layer_that_overflows_fp16_is_refused_by_name() -> None:
+    fp16_graph(scaled_graph(256.0), pixels(255))  # 65280 still fits
+    with pytest.raises(ParityError, match=r"fp16 holds numbers up to 65504, but large reaches 6\.55e\+04"):
+        fp16_graph(scaled_graph(257.0), pixels(255))
+
+
+def test_a_weight_that_overflows_fp16_is_refused_by_name() -> None:
+    with pytest.raises(ParityError, match=r"weight reaches 7e\+04"):
+        fp16_graph(scaled_graph(70_000.0), pixels(0))
+
+
+def test_activations_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ParityError, match="large reaches inf"):
+        fp16_graph(scaled_graph(3e38), pixels(255))
+
+
+RIGHT = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], dtype=np.float32)
+
+
+def test_a_sound_variant_passes_with_its_difference() -> None:
+    found = RIGHT + np.array([0.01, -0.01], dtype=np.float32)
+    assert refuse_broken("int8", FixedRunner(found), RIGHT, pixels(0), PROBABILITIES) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (np.where(np.float32(0.9) == RIGHT, np.nan, RIGHT), "1 numbers that are not finite"),
+        (RIGHT[:, ::-1], r"keeps 0\.0% of fp32's labels"),
+        (RIGHT * 2, r"keeps 100\.0%"),
+    ],
+)
+def test_a_broken_classifier_is_refused(answers: NDArray[np.float32], message: str) -> None:
+    with pytest.raises(ParityError, match=message):
+        refuse_broken("int8", FixedRunner(answers), RIGHT, pixels(0), PROBABILITIES)
+
+
+def test_a_broken_regressor_is_refused() -> None:
+    reference = np.array([[100.0], [110.0], [120.0]], dtype=np.float32)
+    assert refuse_broken("int8", FixedRunner(reference + 1), reference, pixels(0), VALUE) == 1.0
+    with pytest.raises(ParityError, match="more than fp32's answers spread"):
+        refuse_broken("int8", FixedRunner(reference + 50), reference, pixels(0), VALUE)
+
+
+@pytest.mark.slow
+def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier: Project) -> None:
+    bundle, images = classifier.bundle(), classifier.split("test").images
+    assert set(bundle.manifest.models) == set(PRECISION)
+    targets = classifier.split("test").targets
+    for variant in PRECISION:
+        graph = bundle.model_bytes(variant)
+        model = onnx.load_model_from_string(graph)
+        facts = {entry.key: entry.value for entry in model.metadata_props}
+        assert facts["variant"] == variant
+        assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
+        assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+        runner = open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
+        assert (run_in_batches(runner, images, 16).argmax(axis=1) == targets).mean() > 0.95
+
+
+@pytest.mark.slow
+def test_precision_is_in_the_graph(classifier: Project) -> None:
+    bundle = classifier.bundle()
+    kinds = {
+        variant: {tensor.data_type for tensor in onnx.load_model_from_string(bundle.model_bytes(variant)).graph.initializer}
+        for variant in PRECISION
+    }
+    tensor = onnx.TensorProto
+    assert tensor.FLOAT16 in kinds["fp16"]
+    assert tensor.FLOAT not in kinds["fp16"]
+    assert {tensor.INT8, tensor.UINT8, tensor.INT32} <= kinds["int8"]
+    assert tensor.INT8 in kinds["int8_tensorrt"]
+    assert not {tensor.UINT8, tensor.INT32} & kinds["int8_tensorrt"]  # TensorRT takes neither
+
+
+@pytest.mark.slow
+def test_export_leaves_nothing_but_the_bundle(classifier: Project, regressor: Project) -> None:
+    expected = {"bundle.json", *(f"model_{variant}.onnx" for variant in PRECISION)}
+    for project in (classifier, regressor):
+        assert {path.name for path in Path(project.bundle_root).iterdir()} == expected
