@@ -71,13 +71,23 @@ def test_a_chunked_body_is_refused_when_it_passes_the_limit_and_not_read_further
     assert len(read(chunks(), b"image/png", declared=False, max_bytes=120)) == 120
 
 
-def test_a_request_without_a_length_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, "length_required"),
+        ({b"content-length": b"11"}, "body_too_large"),
+        ({b"content-length": b"9" * 5000}, "body_too_large"),
+        ({b"content-length": b"-1"}, "malformed_body"),
+        ({b"content-length": b"ten"}, "malformed_body"),
+    ],
+)
+def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(headers: dict[bytes, bytes], code: str) -> None:
     async def never() -> dict[str, Any]:
         raise AssertionError("the body was read")
 
     with pytest.raises(Refusal) as refusal:
-        asyncio.run(read_image({b"content-type": b"image/png"}, never, 10))
-    assert refusal.value.code == "length_required"
+        asyncio.run(read_image({b"content-type": b"image/png"} | headers, never, 10))
+    assert (refusal.value.code, refusal.value.field) == (code, "content-length" if code != "body_too_large" else None)
 
 
 def test_a_caller_that_hangs_up_is_not_a_request() -> None:
