@@ -94,7 +94,7 @@ class Front:
         methods, handler = self._routes[path]
         if method not in methods:
             allowed = ", ".join(methods)
-            raise Refusal("method_not_allowed", f"{path} takes {allowed}", headers=(("allow", allowed),))
+            raise Refusal("method_not_allowed", f"{path} takes {allowed}, found {method[:20]}", headers=(("allow", allowed),))
         return handler
 
     def _refuse(self, refusal: Refusal, request: Request) -> Response:

@@ -89,6 +89,7 @@ class Monitoring:
         """All metrics in Prometheus' text format, summed over the workers of this server."""
         if _MULTIPROCESS not in os.environ:
             return generate_latest(self._registry)
+        _forget_dead_workers(Path(os.environ[_MULTIPROCESS]))
         summed = CollectorRegistry()
         multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
         return generate_latest(summed)
@@ -110,14 +111,15 @@ def open_server_directory(parent: Path) -> None:
 
 
 def _enter_server_directory() -> None:
-    directory = os.environ.get(_SERVER_DIRECTORY)
-    if directory is None:
-        return
-    os.environ[_MULTIPROCESS] = directory  # read again whenever a metric is made
-    for file in Path(directory).glob("gauge_live*.db"):
-        worker = int(file.stem.rpartition("_")[2])
+    if _SERVER_DIRECTORY in os.environ:
+        os.environ[_MULTIPROCESS] = os.environ[_SERVER_DIRECTORY]  # read again whenever a metric is made
+
+
+def _forget_dead_workers(directory: Path) -> None:
+    """Their gauges, that is: what they counted stays."""
+    for worker in {int(file.stem.rpartition("_")[2]) for file in directory.glob("gauge_live*.db")}:
         if not _is_running(worker):
-            multiprocess.mark_process_dead(worker, directory)  # type: ignore[no-untyped-call]
+            multiprocess.mark_process_dead(worker, str(directory))  # type: ignore[no-untyped-call]
 
 
 def _is_running(process: int) -> bool:

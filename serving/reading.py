@@ -43,7 +43,9 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
     declared = headers.get(b"content-length")
     if declared is None and b"transfer-encoding" not in headers:
         raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
-    if declared is not None and int(declared) > max_bytes:
+    if declared is not None and not declared.isdigit():
+        raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
+    if declared is not None and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
     while True:

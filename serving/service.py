@@ -7,6 +7,7 @@ the front (serving/front.py), which wraps BentoML's application. Binds to 127.0.
 import functools
 import logging
 import os
+import secrets
 import socket
 from http import HTTPStatus
 from pathlib import Path
@@ -57,7 +58,9 @@ def _require_free(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        reason = f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another with --port, or end the process that has it"
+        reason = (
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another with --port, or end the process that has it"
+        )
         raise BentoMLConfigException(reason) from None
 
 
@@ -89,6 +92,9 @@ class Slipway:
         """Begin to load the model."""
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
+        if SETTINGS.workers > 1:
+            # They share one socket: one that is still loading must not take connections that another could answer.
+            await inference().loaded()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def stop(self) -> None:
@@ -102,6 +108,6 @@ class Slipway:
     async def predict(self, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
         """The prediction for one image: `label` and `probabilities`, or `value`."""
         try:
-            return await inference().predict(image.read_bytes())
+            return await inference().predict(image.read_bytes()) | {"request_id": secrets.token_hex(8)}
         except Refusal as refusal:
             raise BentoMLException(refusal.message, error_code=HTTPStatus(refusal.status)) from None

@@ -1,0 +1,29 @@
+"""A certified bundle on disk, and an inference that serves it in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serving.settings import Settings, read_settings
+from tests.serving.bundles import certify, write_bundle
+
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Path:
+    """A folder with a `bundle` and its `certificate.json`."""
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    return tmp_path
+
+
+@pytest.fixture
+def make_settings(certified: Path) -> MakeSettings:
+    """Settings for the certified bundle; keyword arguments are further SLIPWAY_ variables."""
+
+    def make(**variables: object) -> Settings:
+        paths = {"bundle": certified / "bundle", "certificate": certified / "certificate.json", "engine": certified / "engine"}
+        return read_settings({f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | variables).items()})
+
+    return make

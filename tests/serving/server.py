@@ -1,0 +1,71 @@
+"""The real service in a process of its own, as an operator starts it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def worker(self) -> int:
+        """The number of the (first) process that answers."""
+        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
+
+    def wait(self, path: str = "/readyz", status: int = 200, seconds: float = 30) -> float:
+        """Seconds until `path` answers `status`."""
+        started = time.monotonic()
+        while time.monotonic() - started < seconds:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if httpx.get(self.url + path, timeout=5).status_code == status:
+                    return time.monotonic() - started
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError(f"no {status} from {path} in {seconds} s:\n{self.log.read_text()}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def environment(folder: Path, **settings: object) -> dict[str, str]:
+    """The environment of a service for `folder`/bundle and its certificate, with a BENTOML_HOME in the folder."""
+    paths = {"bundle": folder / "bundle", "certificate": folder / "certificate.json", "engine": folder / "engine"}
+    variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | settings).items()}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "PROMETHEUS_"))}
+    return inherited | variables | {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
+
+
+@contextmanager
+def running(folder: Path, target: str = "serving.service:Slipway", cwd: Path = ROOT, **settings: object) -> Iterator[Server]:
+    """A started server; ended with SIGTERM, which has to be a clean end."""
+    port, log = free_port(), folder / "service.log"
+    command = [sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=cwd, env=environment(folder, **settings), stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield Server(process, f"http://127.0.0.1:{port}", log)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

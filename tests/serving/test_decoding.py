@@ -1,0 +1,76 @@
+import asyncio
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from serving import decoding
+from serving.decoding import INLINE_BYTES, INLINE_PIXELS, Decoder
+from serving.reading import image_from_form
+from serving.responses import Refusal
+from slipway.preprocess import array_from_bytes
+from tests.serving.bundles import CONTRACT, picture
+
+
+def decoding_threads(monkeypatch: pytest.MonkeyPatch, payload: bytes) -> set[str]:
+    """The names of the threads that decoded."""
+    seen: set[str] = set()
+
+    def noting(content: bytes, contract: object) -> object:
+        seen.add(threading.current_thread().name.split("_")[0])
+        return array_from_bytes(content, CONTRACT)
+
+    monkeypatch.setattr(decoding, "array_from_bytes", noting)
+    decoder = Decoder(CONTRACT)
+    assert np.array_equal(asyncio.run(decoder.decode(payload)), array_from_bytes(payload, CONTRACT))
+    decoder.close()
+    return seen
+
+
+def test_a_small_image_is_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decoding_threads(monkeypatch, picture(1, (28, 28))) == {"MainThread"}
+
+
+def test_many_bytes_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = picture(1, (90, 90), "BMP") + b"\0" * INLINE_BYTES
+    assert decoding_threads(monkeypatch, payload) == {"slipway-decode"}
+
+
+def test_many_pixels_in_few_bytes_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (INLINE_PIXELS, 2)).save(stream, "WEBP", lossless=True)
+    assert len(stream.getvalue()) < INLINE_BYTES
+    assert decoding_threads(monkeypatch, stream.getvalue()) == {"slipway-decode"}
+
+
+HEADS = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"RIFF\0\0\0\0WEBP", b"BM", b"II*\0"]
+PIECES = [b"--b", b"--b--", b"\r\n", b'Content-Disposition: form-data; name="image"; filename="x"']
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(HEADS), st.binary(max_size=300))
+def test_bytes_are_an_image_or_a_refusal_whatever_they_are(head: bytes, tail: bytes) -> None:
+    decoder = Decoder(CONTRACT)
+    answer = refusal_or(lambda: asyncio.run(decoder.decode(head + tail)))
+    assert answer.field == "image" if isinstance(answer, Refusal) else answer.shape == CONTRACT.shape
+    decoder.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from(PIECES)), max_size=14))
+def test_a_form_is_a_file_or_a_refusal_whatever_it_is(pieces: list[bytes]) -> None:
+    answer = refusal_or(lambda: image_from_form(b"".join(pieces), b"b"))
+    assert answer.status in (400, 422) if isinstance(answer, Refusal) else isinstance(answer, bytes)
+
+
+def refusal_or(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Refusal as refusal:
+        return refusal

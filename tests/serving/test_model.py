@@ -1,0 +1,164 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.model import InvalidAnswerError, load_model
+from serving.selection import select
+from slipway import runtime
+from slipway.bundle import LoadedBundle, describe_model, load_bundle
+from slipway.certificate import read_certificate
+from slipway.errors import BundleError, CertificateError, SlipwayError, UnavailableError
+from tests.serving.bundles import CONTRACT, LABELS, certify, classifier, hop, log_of_mean, probabilities, write_bundle
+from tests.serving.conftest import MakeSettings
+
+
+def bundle_with_variants(root: Path) -> LoadedBundle:
+    """fp32, fp16 and int8 of the same graph."""
+    plain = write_bundle(root)
+    model = root / "model_fp32.onnx"
+    variants = {"fp32": model, "fp16": root / "model_fp16.onnx", "int8": root / "model_int8.onnx"}
+    for path in variants.values():
+        path.write_bytes(model.read_bytes())
+    models = {variant: describe_model(path, "fp32", ["cpu"]) for variant, path in variants.items()}
+    models = {variant: entry.model_copy(update={"precision": variant}) for variant, entry in models.items()}
+    assert plain.manifest.models
+    return write_bundle(root, models=models)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def newer_format(root: Path) -> None:
+    content = json.loads((root / "bundle/bundle.json").read_text())
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 2}))
+
+
+def other_bundle(root: Path) -> None:
+    certify(root / "certificate.json", write_bundle(root / "other", max_batch_size=4))
+
+
+def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -> None:
+    model = load_model(make_settings())
+    pixels = np.random.default_rng(0).integers(0, 256, (5, *CONTRACT.shape), dtype=np.uint8)
+    assert np.allclose(model.run(pixels), probabilities(pixels), atol=1e-6)
+    assert model.max_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "reason"),
+    [
+        (lambda root: flip_a_byte(root / "bundle/model_fp32.onnx"), BundleError, "was altered"),
+        (lambda root: (root / "bundle/model_fp32.onnx").unlink(), BundleError, "is missing"),
+        (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
+        (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
+        (newer_format, BundleError, "format version 2"),
+        (lambda root: (root / "certificate.json").unlink(), CertificateError, "nothing proves this bundle"),
+        (lambda root: (root / "certificate.json").write_text("[]"), CertificateError, "format version"),
+        (other_bundle, CertificateError, "the certificate is for bundle"),
+        (lambda root: certify(root / "certificate.json", load_bundle(root / "bundle"), status="refused"), CertificateError, "'refused'"),
+        (lambda root: certify(root / "certificate.json", load_bundle(root / "bundle"), status="draft"), CertificateError, "'draft'"),
+    ],
+)
+def test_what_cannot_be_trusted_is_not_served(
+    certified: Path, make_settings: MakeSettings, spoil: Callable[[Path], None], error: type[SlipwayError], reason: str
+) -> None:
+    assert load_model(make_settings())
+    spoil(certified)
+    with pytest.raises(error, match=reason):
+        load_model(make_settings())
+
+
+def test_a_draft_is_served_only_where_it_is_accepted(certified: Path, make_settings: MakeSettings) -> None:
+    certify(certified / "certificate.json", load_bundle(certified / "bundle"), status="draft")
+    assert load_model(make_settings(accept_draft="true"))
+
+
+def test_a_batch_size_above_the_bundles_is_refused_and_at_it_is_taken(make_settings: MakeSettings) -> None:
+    assert load_model(make_settings(max_batch_size=16)).max_batch_size == 16
+    with pytest.raises(BundleError, match="SLIPWAY_MAX_BATCH_SIZE is 17, the bundle takes at most 16"):
+        load_model(make_settings(max_batch_size=17))
+
+
+def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
+    for contract in (CONTRACT.model_copy(update={"size_px": 9}), CONTRACT.model_copy(update={"channels": 1})):
+        certify(certified / "certificate.json", write_bundle(certified / "bundle", input=contract))
+        with pytest.raises(BundleError, match="does not take"):
+            load_model(make_settings())
+
+
+def test_fewer_labels_than_outputs_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
+    output = load_bundle(certified / "bundle").manifest.output.model_copy(update={"labels": LABELS[:2]})
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", output=output))
+    with pytest.raises(InvalidAnswerError, match=r"answered \(1, 3\), its bundle says \(1, 2\)"):
+        load_model(make_settings())
+
+
+def test_outputs_that_are_no_probabilities_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
+    graph = classifier()
+    graph.graph.node[-1].CopyFrom(log_of_mean().graph.node[-1])
+    graph.graph.node[-1].input[0] = "logits"
+    graph.graph.node[-1].output[0] = "probabilities"
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", graph))
+    with pytest.raises(InvalidAnswerError, match=r"NaN or an infinity|do not sum to 1"):
+        load_model(make_settings())
+
+
+def test_an_answer_that_is_not_finite_is_no_answer(certified: Path, make_settings: MakeSettings) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
+    model = load_model(make_settings())
+    assert model.answer(np.array([1.5], dtype=np.float32)) == {"value": 1.5}
+    for broken in (np.nan, np.inf, -np.inf):
+        with pytest.raises(InvalidAnswerError):
+            model.answer(np.array([broken], dtype=np.float32))
+
+
+def test_auto_takes_fp32_on_the_cpu_and_says_what_it_passed_over(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "why_unavailable", lambda provider: None if provider == "cpu" else "no such device")
+    selection = load_model(make_settings()).selection
+    assert (selection.actual.provider, selection.actual.variant) == ("cpu", "fp32")
+    assert [reason.split(":")[0] for reason in selection.passed_over] == ["tensorrt/any", "cuda/fp16", "cuda/fp32"]
+
+
+def test_what_is_asked_for_by_name_is_done(certified: Path, make_settings: MakeSettings) -> None:
+    certify(certified / "certificate.json", bundle_with_variants(certified / "bundle"), [hop(variant="fp32"), hop(variant="int8")])
+    selection = load_model(make_settings(provider="cpu", variant="int8")).selection
+    assert (selection.actual.variant, selection.actual.precision, selection.passed_over) == ("int8", "int8", [])
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"provider": "cuda"}, "cuda/fp16: no such device"),
+        ({"provider": "tensorrt"}, "tensorrt/any: .* holds no engine"),
+        ({"variant": "int8_tensorrt"}, "the bundle has no such variant, it has fp16, fp32, int8"),
+        ({"variant": "fp16"}, "the certificate has no executed hop for onnxruntime/cpu/fp16"),
+        ({"provider": "cpu", "variant": "int8"}, "the certificate says that onnxruntime/cpu/int8 differs: planted"),
+    ],
+)
+def test_what_is_asked_for_by_name_is_refused_and_never_replaced(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
+) -> None:
+    monkeypatch.setattr(runtime, "why_unavailable", lambda provider: None if provider == "cpu" else "no such device")
+    hops = [hop(variant="fp32"), hop(variant="int8", status="differs"), hop(variant="fp16", status="not_executed")]
+    certify(certified / "certificate.json", bundle_with_variants(certified / "bundle"), hops)
+    assert load_model(make_settings(provider="cpu")).selection.actual.variant == "fp32"
+    with pytest.raises(UnavailableError, match=reason):
+        load_model(make_settings(**variables))
+
+
+def test_the_certificate_must_speak_of_the_provider_that_runs(certified: Path, make_settings: MakeSettings) -> None:
+    bundle = load_bundle(certified / "bundle")
+    certificate = read_certificate(certify(certified / "certificate.json", bundle, [hop(provider="cuda")]))
+    with pytest.raises(UnavailableError, match="no executed hop for onnxruntime/cpu/fp32"):
+        select(make_settings(), bundle, certificate)
+
+
+def test_every_core_is_used_once(make_settings: MakeSettings) -> None:
+    assert make_settings(workers=os.cpu_count() or 1).threads_per_worker() == 1

@@ -1,0 +1,128 @@
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from serving.reading import MAX_PARTS, read_image
+from serving.responses import ClientGoneError, Refusal
+
+BOUNDARY = b"limit"
+FORM = b"multipart/form-data; boundary=" + BOUNDARY
+
+
+def part(name: str = "image", content: bytes = b"pixels", filename: str | None = "x.png") -> bytes:
+    disposition = f'form-data; name="{name}"' + (f'; filename="{filename}"' if filename is not None else "")
+    return b"--" + BOUNDARY + b"\r\nContent-Disposition: " + disposition.encode() + b"\r\n\r\n" + content + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--" + BOUNDARY + b"--\r\n"
+
+
+def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared: bool = True, max_bytes: int = 1000) -> bytes:
+    chunks = [body] if isinstance(body, bytes) else list(body)
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    messages[-1]["more_body"] = False
+    length = {b"content-length": str(sum(map(len, chunks))).encode()} if declared else {b"transfer-encoding": b"chunked"}
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    return asyncio.run(read_image({b"content-type": content_type} | length, receive, max_bytes))
+
+
+def refused(*arguments: Any, **options: Any) -> Refusal:
+    with pytest.raises(Refusal) as refusal:
+        read(*arguments, **options)
+    return refusal.value
+
+
+@pytest.mark.parametrize("content_type", [b"image/png", b"image/jpeg; charset=binary", b"application/octet-stream", b"IMAGE/PNG"])
+def test_a_raw_body_is_the_image(content_type: bytes) -> None:
+    assert read(b"pixels", content_type) == b"pixels"
+
+
+def test_a_form_with_one_file_named_image_is_the_image() -> None:
+    assert read(form(part(content=b"pix\r\n--els"))) == b"pix\r\n--els"
+
+
+def test_a_chunked_body_is_put_together() -> None:
+    assert read([b"pi", b"xe", b"ls"], b"image/png", declared=False) == b"pixels"
+
+
+@pytest.mark.parametrize(
+    "content_type", [b"", b"text/plain", b"application/json", b"application/x-www-form-urlencoded", b"imagex/png", b"\xff"]
+)
+def test_other_content_types_are_refused(content_type: bytes) -> None:
+    assert refused(b"pixels", content_type).code == "unsupported_media_type"
+
+
+def test_a_body_at_the_limit_is_read_and_one_byte_above_is_refused() -> None:
+    assert read(b"x" * 100, b"image/png", max_bytes=100) == b"x" * 100
+    assert refused(b"x" * 101, b"image/png", max_bytes=100).code == "body_too_large"
+
+
+def test_a_chunked_body_is_refused_when_it_passes_the_limit_and_not_read_further() -> None:
+    def chunks() -> list[bytes]:
+        return [b"x" * 60, b"x" * 60]
+
+    assert refused(chunks(), b"image/png", declared=False, max_bytes=100).code == "body_too_large"
+    assert len(read(chunks(), b"image/png", declared=False, max_bytes=120)) == 120
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, "length_required"),
+        ({b"content-length": b"11"}, "body_too_large"),
+        ({b"content-length": b"9" * 5000}, "body_too_large"),
+        ({b"content-length": b"-1"}, "malformed_body"),
+        ({b"content-length": b"ten"}, "malformed_body"),
+    ],
+)
+def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(headers: dict[bytes, bytes], code: str) -> None:
+    async def never() -> dict[str, Any]:
+        raise AssertionError("the body was read")
+
+    with pytest.raises(Refusal) as refusal:
+        asyncio.run(read_image({b"content-type": b"image/png"} | headers, never, 10))
+    assert (refusal.value.code, refusal.value.field) == (code, "content-length" if code != "body_too_large" else None)
+
+
+def test_a_caller_that_hangs_up_is_not_a_request() -> None:
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientGoneError):
+        asyncio.run(read_image({b"content-type": b"image/png", b"content-length": b"10"}, gone, 10))
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        (form(), "missing_field", "image"),
+        (form(part(name="picture")), "unknown_field", "picture"),
+        (form(part(), part(name="note", filename=None)), "unknown_field", "note"),
+        (form(part(), part()), "repeated_field", "image"),
+        (form(part(filename=None)), "not_a_file", "image"),
+        (form(part(content=b"http://169.254.169.254/x.png", filename=None)), "not_a_file", "image"),
+        (form(*[part()] * (MAX_PARTS + 1)), "malformed_body", None),
+        (part(), "malformed_body", None),
+        (b"no form at all", "malformed_body", None),
+        (b"--other\r\n\r\nx\r\n--other--", "malformed_body", None),
+        (b"--limit\r\nbad header\r\n\r\nx\r\n--limit--\r\n", "malformed_body", None),
+        (b"--limit\r\n\r\nx\r\n--limit--\r\n", "unknown_field", ""),
+        (b"--limit\r\nContent-Disposition: " + b"x" * 100_000, "malformed_body", None),
+    ],
+)
+def test_a_form_with_anything_else_is_refused_naming_the_field(body: bytes, code: str, field: str | None) -> None:
+    refusal = refused(body, max_bytes=1_000_000)
+    assert (refusal.code, refusal.field) == (code, field)
+
+
+@pytest.mark.parametrize(
+    "content_type", [b"multipart/form-data", b"multipart/form-data; boundary=", b"multipart/form-data; boundary=" + b"x" * 500]
+)
+def test_a_form_without_a_usable_boundary_is_refused(content_type: bytes) -> None:
+    assert refused(form(part()), content_type).code == "malformed_body"
