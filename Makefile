@@ -24,7 +24,7 @@ install: .venv/.complete ## build the private environment in .venv
 .PHONY: demo
 demo: install ## run the whole pipeline on the embedded digits and print what came out
 	dvc repro
-	@python -m slipway.summary
+	@python -m slipway.reports.summary
 
 .PHONY: serve
 serve: install ## start the service on 127.0.0.1:3000

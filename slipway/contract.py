@@ -5,6 +5,24 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Task = Literal["image_classification", "image_regression"]
+# What each task is measured by; slipway/metrics.py computes them.
+METRIC_NAMES: dict[Task, tuple[str, ...]] = {
+    "image_classification": (
+        "accuracy",
+        "balanced_accuracy",
+        "precision_macro",
+        "precision_micro",
+        "precision_weighted",
+        "recall_macro",
+        "recall_micro",
+        "recall_weighted",
+        "f1_macro",
+        "f1_micro",
+        "f1_weighted",
+        "log_loss",
+    ),
+    "image_regression": ("mse", "rmse", "mae", "r2"),
+}
 
 
 class Contract(BaseModel):

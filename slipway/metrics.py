@@ -13,29 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.bundle import Metric
-from slipway.contract import Task
+from slipway.contract import METRIC_NAMES, Task
 from slipway.errors import MetricError
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-METRIC_NAMES: dict[Task, tuple[str, ...]] = {
-    "image_classification": (
-        "accuracy",
-        "balanced_accuracy",
-        "precision_macro",
-        "precision_micro",
-        "precision_weighted",
-        "recall_macro",
-        "recall_micro",
-        "recall_weighted",
-        "f1_macro",
-        "f1_micro",
-        "f1_weighted",
-        "log_loss",
-    ),
-    "image_regression": ("mse", "rmse", "mae", "r2"),
-}
 _CHUNK_NUMBERS = 1 << 22  # resamples are drawn in chunks of about this many numbers, 32 MiB each
 _SUM_TOLERANCE = 0.01  # float16 probabilities do not sum to 1 exactly; logits are far away
 

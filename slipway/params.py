@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from slipway.contract import Task
+from slipway.contract import METRIC_NAMES, Task
 from slipway.errors import ParamsError
-from slipway.metrics import METRIC_NAMES
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]

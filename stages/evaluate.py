@@ -4,14 +4,14 @@ from pathlib import Path
 
 from slipway import files
 from slipway.command import run_stage
-from slipway.console import interval, number, text_table
 from slipway.data.packed import open_split, read_manifest
-from slipway.data.predictions import write_confusion, write_predictions
 from slipway.errors import SchemaError
-from slipway.evaluation import HEADLINES, Evaluation, apply_gates, raise_missed, write_evaluation
-from slipway.evaluation_page import evaluation_page
 from slipway.metrics import Resampling, measure
 from slipway.params import Params
+from slipway.reports.console import interval, number, text_table
+from slipway.reports.evaluation import HEADLINES, Evaluation, apply_gates, raise_missed, write_evaluation
+from slipway.reports.evaluation_page import evaluation_page
+from slipway.reports.predictions import write_confusion, write_predictions
 from slipway.training.curves import read_curves
 from slipway.training.networks import NetworkSpec, load_network
 from slipway.training.prediction import default_device, predict

@@ -5,8 +5,8 @@ from pathlib import Path
 from slipway import files
 from slipway.command import run_stage
 from slipway.data.packed import open_split, read_manifest
-from slipway.evaluation import read_metrics
 from slipway.params import Params
+from slipway.reports.evaluation import read_metrics
 
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")

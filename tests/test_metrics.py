@@ -6,8 +6,9 @@ from numpy.typing import NDArray
 from sklearn import metrics as sklearn_metrics
 
 from slipway import metrics
+from slipway.contract import METRIC_NAMES
 from slipway.errors import MetricError
-from slipway.metrics import METRIC_NAMES, Resampling, classification_metrics, confusion_matrix, measure, regression_metrics
+from slipway.metrics import Resampling, classification_metrics, confusion_matrix, measure, regression_metrics
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning"),

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from slipway import files
 from slipway.bundle import LoadedBundle
 from slipway.certificate import FORMAT_VERSION, Certificate, Hop
-from slipway.console import number, text_table
 from slipway.contract import Task
 from slipway.errors import ParityError
 from slipway.export.comparison import METRIC
 from slipway.export.lineage import describe_hardware, package_versions
+from slipway.reports.console import number, text_table
 
 _REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")
 

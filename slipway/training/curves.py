@@ -3,8 +3,8 @@
 import csv
 from pathlib import Path
 
-from slipway.charts import Series
 from slipway.errors import SchemaError
+from slipway.reports.charts import Series
 
 _MOST_POINTS = 400  # of a line; a picture shows no more
 

@@ -19,13 +19,13 @@ from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.contract import Task
 from slipway.data.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
-from slipway.evaluation import Evaluation, write_evaluation
 from slipway.export.bundling import ExportRows, Trained, write_bundle
 from slipway.export.graph import torch_answers
 from slipway.export.lineage import trace_lineage
 from slipway.metrics import Resampling, classification_metrics, regression_metrics
 from slipway.params import Params, parse_params
 from slipway.preprocess import ImageContract
+from slipway.reports.evaluation import Evaluation, write_evaluation
 from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, TrainingSetup, build_network, load_network, save_checkpoint
 
 CONTRACT = ImageContract(size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from slipway import files
 from slipway.data.rows import read_table, write_table
-from slipway.evaluation import Evaluation
+from slipway.reports.evaluation import Evaluation
 
 CLASS_PREDICTIONS = pa.schema(
     [

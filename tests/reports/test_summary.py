@@ -12,7 +12,7 @@ from slipway.certificate import Certificate, Execution, Hop, write_certificate
 from slipway.contract import Task
 from slipway.errors import BundleError, CertificateError, SchemaError, SlipwayError
 from slipway.preprocess import ImageContract
-from slipway.summary import summary
+from slipway.reports.summary import summary
 
 REASON = "no NVIDIA GPU: libcuda.so.1 cannot be loaded"
 INPUT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)

@@ -1,4 +1,4 @@
-"""Charts as SVG inside a page: lines, a scatter of pairs, a histogram. Colours come from the style of `slipway.report`.
+"""Charts as SVG inside a page: lines, a scatter of pairs, a histogram. Colours come from the style of `slipway.reports.html_page`.
 
 Numbers that are not finite are refused: what cannot be drawn is not left out in silence.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.errors import MetricError
-from slipway.report import Html
+from slipway.reports.html_page import Html
 
 _WIDTH, _HEIGHT = 480, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 34, 42

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipway.console import number, size, text_table
+from slipway.reports.console import number, size, text_table
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_numbers_flush_right() -> None:

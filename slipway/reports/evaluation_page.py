@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.charts import Series, histogram, line_chart, scatter
-from slipway.console import interval, number
-from slipway.evaluation import HEADLINES, Evaluation, GateResult
-from slipway.report import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
+from slipway.reports.charts import Series, histogram, line_chart, scatter
+from slipway.reports.console import interval, number
+from slipway.reports.evaluation import HEADLINES, Evaluation, GateResult
+from slipway.reports.html_page import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
 
 _NUM_WORST = 12
 _MOST_CLASSES = 30  # in a heat map with readable numbers

@@ -1,4 +1,4 @@
-"""`python -m slipway.summary`: one screen about the last run, read from the files that the stages left behind.
+"""`python -m slipway.reports.summary`: one screen about the last run, read from the files that the stages left behind.
 
 It measures nothing. A file that is missing, or a certificate of another bundle, is refused.
 """
@@ -11,10 +11,10 @@ from typing import Any
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.certificate import Certificate, Execution, Hop, read_certificate
 from slipway.command import run_stage
-from slipway.console import interval, number, size, text_table
 from slipway.contract import Task
 from slipway.errors import CertificateError, SchemaError
-from slipway.evaluation import read_metrics
+from slipway.reports.console import interval, number, size, text_table
+from slipway.reports.evaluation import read_metrics
 
 _SHOWN: dict[Task, tuple[str, ...]] = {"image_classification": ("accuracy", "f1_macro"), "image_regression": ("rmse", "r2")}
 _SERVE = "serve it on 127.0.0.1:3000\n  make serve\n  bentoml serve serving.service:Slipway"

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway import charts, report
 from slipway.bundle import Metric
-from slipway.charts import Series
 from slipway.errors import MetricError
-from slipway.evaluation import Evaluation, GateResult
-from slipway.evaluation_page import evaluation_page
 from slipway.metrics import Resampling, measure
 from slipway.params import Gate
-from slipway.report import Html, Section
+from slipway.reports import charts, html_page
+from slipway.reports.charts import Series
+from slipway.reports.evaluation import Evaluation, GateResult
+from slipway.reports.evaluation_page import evaluation_page
+from slipway.reports.html_page import Html, Section
 
 EVIL = "<script>alert('1')</script>\"&"
 FOREIGN = re.compile(r"https?:|[\"'(]//|<script|<link|<iframe|@import|url\(", re.IGNORECASE)
@@ -89,23 +89,23 @@ def test_an_evaluation_page_is_whole_escaped_and_loads_nothing(classes: list[str
 
 def test_a_foreign_reference_and_an_unclosed_tag_would_be_seen() -> None:
     for body in ('<img src="https://a.b/c.png">', "<script>1</script>", '<img src="//cdn/x.png">', '<i style="background: url(x)"></i>'):
-        assert FOREIGN.search(report.page("t", "s", [Section("a", Html(body))]))
-    assert faults(report.page("t", "s", [Section("a", Html("<b>"))]))
+        assert FOREIGN.search(html_page.page("t", "s", [Section("a", Html(body))]))
+    assert faults(html_page.page("t", "s", [Section("a", Html("<b>"))]))
 
 
 def test_every_builder_escapes_what_it_is_given() -> None:
     parts = [
-        report.paragraph(EVIL),
-        report.table([EVIL], [[EVIL]]),
-        report.tiles([(EVIL, EVIL, EVIL)]),
-        report.figure(Html(""), EVIL, EVIL),
-        report.image(np.zeros((2, 2), dtype=np.uint8), EVIL),
-        report.heat_map(np.eye(2, dtype=np.int64), [EVIL, EVIL]),
+        html_page.paragraph(EVIL),
+        html_page.table([EVIL], [[EVIL]]),
+        html_page.tiles([(EVIL, EVIL, EVIL)]),
+        html_page.figure(Html(""), EVIL, EVIL),
+        html_page.image(np.zeros((2, 2), dtype=np.uint8), EVIL),
+        html_page.heat_map(np.eye(2, dtype=np.int64), [EVIL, EVIL]),
         charts.line_chart([Series(EVIL, [0, 1], [0, 1]), Series("b", [0], [1])], EVIL, EVIL),
         charts.scatter([0, 1], [0, 1], EVIL, EVIL),
         charts.histogram([0, 1], EVIL),
     ]
-    document = report.page(EVIL, EVIL, [Section(EVIL, report.join([report.beside(parts), report.gallery(parts)]))])
+    document = html_page.page(EVIL, EVIL, [Section(EVIL, html_page.join([html_page.beside(parts), html_page.gallery(parts)]))])
     assert "<script" not in document
     assert faults(document) == []
 
@@ -113,14 +113,14 @@ def test_every_builder_escapes_what_it_is_given() -> None:
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 1), (5, 7, 3)])
 def test_a_picture_keeps_its_pixels(shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, size=shape, dtype=np.uint8)
-    encoded = re.search(r"base64,([^\"]+)", report.image(pixels, "noise"))
+    encoded = re.search(r"base64,([^\"]+)", html_page.image(pixels, "noise"))
     assert encoded
     decoded = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded[1]))))
     assert (decoded.reshape(shape) == pixels).all()
 
 
 def test_a_heat_map_says_what_each_cell_counts() -> None:
-    cells = report.heat_map(np.array([[3, 1], [0, 2]]), ["ape", "bee"])
+    cells = html_page.heat_map(np.array([[3, 1], [0, 2]]), ["ape", "bee"])
     assert 'title="1 of 4 rows of ape were predicted bee">1</td>' in cells
     assert 'title="0 of 2 rows of bee were predicted ape"></td>' in cells
 

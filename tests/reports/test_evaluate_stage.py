@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from slipway.contract import Task
-from slipway.data.predictions import read_predictions
 from slipway.errors import GateMissedError, IntegrityError, ParamsError, SchemaError, TrainingError
-from slipway.evaluation import read_metrics
+from slipway.reports.evaluation import read_metrics
+from slipway.reports.predictions import read_predictions
 from slipway.training.prediction import predict
 from stages import evaluate
-from tests.evaluate.conftest import CLASSES, NUM_TEST_ROWS, images, network, params_with
+from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, images, network, params_with
 
 Project = Callable[[Task], None]
 OUTPUTS = [evaluate.PREDICTIONS, evaluate.METRICS, evaluate.CONFUSION, evaluate.PAGE]

@@ -16,11 +16,11 @@ from pydantic import ValidationError
 
 from slipway import files
 from slipway.bundle import Metric
-from slipway.console import interval, number
 from slipway.contract import Task
 from slipway.errors import GateMissedError, SchemaError
 from slipway.metrics import ClassScores, class_scores, confusion_matrix, count_classes, log_losses
 from slipway.params import Gate
+from slipway.reports.console import interval, number
 
 HEADLINES: dict[Task, tuple[str, ...]] = {
     "image_classification": ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss"),

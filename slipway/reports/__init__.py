@@ -1,0 +1,1 @@
+"""What people read: tables on the console, pages that open without internet, and the record of an evaluation."""
