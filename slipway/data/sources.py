@@ -1,5 +1,6 @@
 """Raw samples, one after another, from a folder of class folders, a Parquet file or a CSV: one record for all three.
 
+A folder with one table at its top is read as that table, and its images are what the table names.
 A file is read by batches, so memory does not grow with the data. What is wrong with a single sample travels
 with it as a fault; what is wrong with the whole (no such path, no such column) is a DataError. Hidden files are no samples.
 """
@@ -84,15 +85,29 @@ def _existing(data: DataParams) -> Path:
             "Point it at a folder with one sub-folder per class, or at a .csv or .parquet file."
         )
     if root.is_dir():
+        table = _table_in(root)
+        if table is not None:
+            return table
         if data.task == "image_regression":
             raise DataError(
                 f"data.path {data.path!r} is a folder, whose sub-folders are classes, but data.task is 'image_regression'. "
-                "Point data.path at a .csv or .parquet file with a column of numbers."
+                "Point data.path at a .csv or .parquet file with a column of numbers, or at the one folder that holds it."
             )
         return root
     if root.suffix.lower() not in (*_PARQUET, ".csv"):
         raise DataError(f"data.path {data.path!r} ends in {root.suffix!r}, expected a folder, a .csv or a .parquet file.")
     return root
+
+
+def _table_in(folder: Path) -> Path | None:
+    """The table at the top of a folder, if there is one: then DVC watches the images that it names, too."""
+    tables = [Path(entry.path) for entry in _visible(folder) if entry.is_file() and Path(entry.name).suffix.lower() in (*_PARQUET, ".csv")]
+    if len(tables) > 1:
+        names = ", ".join(table.name for table in tables)
+        raise DataError(
+            f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one. Point data.path at the one that is meant."
+        )
+    return tables[0] if tables else None
 
 
 # --- a folder with one sub-folder per class

@@ -60,6 +60,19 @@ def test_paths_in_a_table_are_relative_to_the_table(tmp_path: Path, ending: str)
     assert read(table) == [RawSample("0:images/1.png", picture(1), "cat", None, None, None)]
 
 
+def test_a_folder_with_one_table_at_its_top_is_that_table(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"images": [picture(1)]})
+    (tmp_path / "counts.csv").write_text("image,label\nimages/0.png,cat\n")
+    assert read(tmp_path) == read(tmp_path / "counts.csv") == [RawSample("0:images/0.png", picture(1), "cat", None, None, None)]
+
+
+def test_a_folder_with_two_tables_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.parquet"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=r"2 tables \(a.csv, b.parquet\), expected one"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "/etc/hostname", "..\\secret.png"])
 def test_a_path_that_leads_out_of_the_folder_is_never_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret.png").write_bytes(picture(1))

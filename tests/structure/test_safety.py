@@ -6,7 +6,7 @@ from pathlib import Path
 
 FORBIDDEN = [
     re.compile(r"^\s*(import|from)\s+(pickle|cloudpickle|dill|joblib|shelve|marshal)\b", re.MULTILINE),
-    re.compile(r"\btorch\.load\((?!.*weights_only=True)"),
+    re.compile(r"(?<!safetensors\.)\btorch\.load\((?!.*weights_only=True)"),
     re.compile(r"\byaml\.(unsafe_)?load\("),
     re.compile(r"(?<![\w.])(eval|exec)\("),
     re.compile(r"shell=True"),
