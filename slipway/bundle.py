@@ -56,7 +56,7 @@ class Lineage(Contract):
 
     git_revision: str | None  # null outside a git work tree
     git_dirty: bool
-    params: dict[str, Any]  # the whole of params.yaml
+    params: dict[str, Any]  # the sections of params.yaml that shaped it, up to export
     digests: dict[str, str]  # hex SHA-256 by path, of dvc.lock, weights and packed manifest as they were
 
 

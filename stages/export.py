@@ -36,7 +36,7 @@ def run(params: Params) -> None:
         validation=open_split(PACKED, manifest, "val", verify=True).images,
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS]
-    lineage = trace_lineage(params.model_dump(mode="json"), read)
+    lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
     with files.new_directory(BUNDLE) as folder:
         reports = write_bundle(folder, trained, rows, params.export, lineage)
     print("\n".join(report_lines(reports)))
