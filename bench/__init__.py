@@ -1,1 +1,1 @@
-"""One file per question; each prints one table and writes it to results/ with hardware, versions, n and spread."""
+"""One file per question; each prints one table and writes it to bench/results/."""
