@@ -1,7 +1,7 @@
 """Which runtime and which variant of the bundle answer: what was asked for, what came out, and why.
 
 What is asked for by name is done or refused. `auto` takes the first that is possible here *and* that
-the certificate says agrees; what it passes over is kept with the reason and shown in the log, /model and /metrics.
+the certificate says agrees; what it passes over is kept with the reason and shown in the log and in /model.
 """
 
 from collections.abc import Iterator
