@@ -71,9 +71,7 @@ def _open(settings: Settings, bundle: LoadedBundle, provider: str, variant: str)
 
 
 def _open_engine(settings: Settings, bundle: LoadedBundle, variant: str) -> Runner:
-    if not (settings.engine / "passport.json").exists():
-        raise UnavailableError(f"{settings.engine} holds no engine.")
-    runner: Runner = runtime.open_engine(settings.engine, bundle)  # type: ignore[attr-defined, unused-ignore]
+    runner = runtime.open_engine(settings.engine, bundle)
     if variant not in ("any", runner.actual.variant):
         raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
     return runner

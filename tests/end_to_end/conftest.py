@@ -12,7 +12,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "clean": {"max_bad_share": 0.1},
     "augment": {"forbid": []},
     "train": {
-        "network_arguments": {"width": 16, "blocks": [1, 1]},
+        "network_arguments": {"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "batch"},
         "epochs": 25,
         "batch_size": 16,
         "strategy": "deepspeed_stage_2",
