@@ -1,0 +1,76 @@
+"""What a training depends on, so that nothing is resumed that would not have become the same weights.
+
+The parameters, the packed data, the augmentation plan, the code that DVC knows of, the packages and
+the placement. Another fingerprint is another training; this says in what it differs.
+"""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slipway import files
+from slipway.contract import Contract
+from slipway.params import TrainParams
+from slipway.training.strategies import Placement
+
+_PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "timm", "torch")
+
+
+class Fingerprint(Contract):
+    """Everything that a training's weights depend on."""
+
+    seed: int
+    train: dict[str, Any]  # the train section of params.yaml
+    placement: dict[str, Any]
+    data: dict[str, str]  # hex SHA-256 by path
+    code: dict[str, str]  # hex SHA-256 by path
+    versions: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256."""
+        return files.digest_json(self.model_dump())
+
+    @property
+    def name(self) -> str:
+        """The first 12 hex digits, for directories."""
+        return self.digest[:12]
+
+    def differences(self, other: "Fingerprint") -> list[str]:
+        """`key: here -> in other`, for every key whose value differs."""
+        ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))
+        keys = sorted(ours.keys() | theirs.keys())
+        return [f"{key}: {ours.get(key)} -> {theirs.get(key)}" for key in keys if ours.get(key) != theirs.get(key)]
+
+
+def take_fingerprint(seed: int, params: TrainParams, placement: Placement, packed: Path, augmented: Path, root: Path) -> Fingerprint:
+    """Read what a training in the project `root` depends on. The packed manifest holds the digests of the pixels."""
+    data = [packed / "manifest.json", *sorted(path for path in augmented.rglob("*") if path.is_file())]
+    return Fingerprint(
+        seed=seed,
+        train=params.model_dump(mode="json"),
+        placement={"strategy": placement.strategy, "precision": placement.precision, "world_size": placement.world_size},
+        data={path.as_posix(): files.sha256_file(path) for path in data},
+        code={name: files.sha256_file(root / name) for name in code_of_stage(root / "dvc.yaml", "train") if (root / name).is_file()},
+        versions={name: version(name) for name in _PACKAGES},
+    )
+
+
+def code_of_stage(dvc_yaml: Path, stage: str) -> list[str]:
+    """The Python files among a stage's `deps`; none where there is no such pipeline."""
+    if not dvc_yaml.is_file():
+        return []
+    pipeline = yaml.safe_load(dvc_yaml.read_text())
+    deps = pipeline.get("stages", {}).get(stage, {}).get("deps", [])
+    return sorted(name for name in deps if isinstance(name, str) and name.endswith(".py"))
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{name}.{key}" if name else key)
+    else:
+        yield name, value
