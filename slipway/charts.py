@@ -11,12 +11,11 @@ from html import escape
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slipway.console import number
 from slipway.errors import MetricError
 from slipway.report import Html
 
 _WIDTH, _HEIGHT = 480, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 24, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 34, 42
 _LINE_STYLES = ("first", "second", "third")
 
 
@@ -46,16 +45,15 @@ class _Frame:
 
 
 def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
-    """Up to three lines in one frame, each named in its colour above it."""
-    every_x, every_y = (
-        _finite([value for line in series for value in values]) for values in ([s.x for s in series], [s.y for s in series])
-    )
+    """Up to three lines in one frame, named above it where there are several."""
+    every_x = _finite([x for line in series for x in line.x])
+    every_y = _finite([y for line in series for y in line.y])
     frame = _Frame(_ticks(every_x), _ticks(every_y))
     marks = []
-    for index, (line, style) in enumerate(zip(series, _LINE_STYLES, strict=False)):
+    for place, (line, style) in enumerate(zip(series, _LINE_STYLES, strict=False)):
         points = " ".join(f"{frame.x(x)},{frame.y(y)}" for x, y in zip(line.x, line.y, strict=True))
         marks.append(f'<polyline class="line {style}" points="{points}"/>')
-        marks.append(_legend(line.name, style, index))
+        marks += [_legend(line.name, style, len(series) - 1 - place)] if len(series) > 1 else []
     return _svg(frame, marks, x_label, y_label)
 
 
@@ -84,8 +82,9 @@ def _bar(frame: _Frame, left: float, right: float, count: int) -> str:
     return f'<rect class="bar" x="{frame.x(left)}" y="{frame.y(count)}" width="{max(width - 1, 1):.1f}" height="{height:.1f}"/>'
 
 
-def _legend(name: str, style: str, index: int) -> str:
-    x = _LEFT + 120 * index
+def _legend(name: str, style: str, place: int) -> str:
+    """Set flush right at the top; `place` 0 is the rightmost."""
+    x = _WIDTH - _RIGHT - 80 * (place + 1)
     return f'<line class="line {style}" x1="{x}" y1="10" x2="{x + 16}" y2="10"/><text x="{x + 22}" y="14">{escape(name)}</text>'
 
 
@@ -93,13 +92,13 @@ def _svg(frame: _Frame, marks: Sequence[str], x_label: str, y_label: str) -> Htm
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     down = [
         f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{frame.y(tick)}" y2="{frame.y(tick)}"/>'
-        f'<text x="{_LEFT - 8}" y="{frame.y(tick)}" dy="4" text-anchor="end">{number(tick)}</text>'
+        f'<text x="{_LEFT - 8}" y="{frame.y(tick)}" dy="4" text-anchor="end">{tick:g}</text>'
         for tick in frame.y_ticks
     ]
-    along = [f'<text x="{frame.x(tick)}" y="{bottom + 18}" text-anchor="middle">{number(tick)}</text>' for tick in frame.x_ticks]
+    along = [f'<text x="{frame.x(tick)}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>' for tick in frame.x_ticks]
     names = [
         f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>',
-        f'<text transform="translate(12 {(_TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>',
+        f'<text class="title" x="0" y="14">{escape(y_label)}</text>',
     ]
     title = escape(f"{y_label} against {x_label}")
     return Html(f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">{"".join([*down, *along, *marks, *names])}</svg>')

@@ -25,7 +25,7 @@ def _is_numeric(cells: Sequence[str]) -> bool:
 
 def number(value: float) -> str:
     """Four significant digits, and four decimals for a share: 0.98765 -> "0.9877", 12.3456 -> "12.35", 1e-7 -> "1e-07"."""
-    if 0.001 <= abs(value) < 1:
+    if 0.001 <= abs(value) <= 1:
         return f"{value:.4f}"
     return "0" if value == 0 else f"{value:.4g}"
 

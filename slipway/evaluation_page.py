@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from slipway.charts import Series, histogram, line_chart, scatter
 from slipway.console import interval, number
 from slipway.evaluation import HEADLINES, Evaluation, GateResult
-from slipway.report import Html, Section, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
+from slipway.report import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
 
 _NUM_WORST = 12
 _MOST_CLASSES = 30  # in a heat map with readable numbers
@@ -24,16 +24,8 @@ def evaluation_page(
 
     `curves` are the lines of training by the name of what they show; `about` says in one line what was evaluated.
     """
-    sections = [
-        _headline(evaluation),
-        _gates(gates),
-        *_where_it_goes_wrong(evaluation),
-        _worst(evaluation, images),
-        _all_metrics(evaluation),
-    ]
-    if curves:
-        sections.append(Section("Training", join(line_chart(lines, "epoch", name) for name, lines in curves.items())))
-    return page("Evaluation on the test split", about, sections)
+    sections = [_headline(evaluation), _gates(gates), *_where_it_goes_wrong(evaluation), _worst(evaluation, images)]
+    return page("Evaluation on the test split", about, [*sections, _training(curves), _all_metrics(evaluation)])
 
 
 def _headline(evaluation: Evaluation) -> Section:
@@ -49,8 +41,8 @@ def _gates(gates: Sequence[GateResult]) -> Section:
         return Section("Gates", paragraph("None: evaluate.gates in params.yaml is empty, so no result can fail the stage.", "soft"))
     missed = sum(not gate.passed for gate in gates)
     verdict = paragraph(f"{missed} of {len(gates)} missed", "bad") if missed else paragraph(f"{len(gates)} of {len(gates)} passed", "good")
-    rows = [[_words(gate.name), gate.requirement, number(gate.measured.value), interval(gate.measured), _verdict(gate)] for gate in gates]
-    return Section("Gates", join([verdict, table(["metric", "required", "measured", "interval", "result"], rows, numeric=["measured"])]))
+    rows = [[_verdict(gate), _words(gate.name), number(gate.measured.value), gate.requirement, interval(gate.measured)] for gate in gates]
+    return Section("Gates", join([verdict, table(["result", "metric", "measured", "required", "interval"], rows, numeric=["measured"])]))
 
 
 def _verdict(gate: GateResult) -> str:
@@ -70,7 +62,7 @@ def _classes(evaluation: Evaluation) -> Section:
     ]
     columns = ["class", "rows", "precision", "recall", "F1"]
     title = "Classes" if len(evaluation.classes) <= _MOST_ROWS else f"The {_MOST_ROWS} weakest of {len(evaluation.classes)} classes"
-    return Section(title, table(columns, rows, numeric=columns[1:]))
+    return Section(title, beside([table(columns, rows, numeric=columns[1:]), _confused_pairs(evaluation)]))
 
 
 def _confusion(evaluation: Evaluation) -> Section:
@@ -83,7 +75,7 @@ def _confusion(evaluation: Evaluation) -> Section:
     else:
         shares = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
         picture = image(np.rint(255 * shares).astype(np.uint8), f"Confusion matrix of {len(classes)} classes")
-    return Section("Confusion matrix", join([picture, note, _confused_pairs(evaluation)]))
+    return Section("Confusion matrix", join([picture, note]))
 
 
 def _confused_pairs(evaluation: Evaluation) -> Html:
@@ -102,28 +94,48 @@ def _values(evaluation: Evaluation) -> Section:
     shown = np.unique(np.linspace(0, len(targets) - 1, _MOST_DOTS).astype(np.int64))
     dots = figure(
         scatter(targets[shown], values[shown], "target", "prediction"),
+        "Prediction against target",
         f"{len(shown)} of {len(targets)} rows; on the dashed line the prediction is right.",
     )
-    errors = figure(histogram(values - targets, "prediction - target"), f"Errors of all {len(targets)} rows.")
-    return Section("Predictions", join([dots, errors]))
+    errors = figure(
+        histogram(values - targets, "prediction - target"), "Errors", f"All {len(targets)} rows; right of 0 the prediction is too large."
+    )
+    return Section("Predictions", beside([dots, errors]))
 
 
 def _worst(evaluation: Evaluation, images: NDArray[np.uint8]) -> Section:
     rows = evaluation.worst(_NUM_WORST)
     if not rows:
         return Section("Worst errors", paragraph(f"None in {len(evaluation.targets)} rows.", "good"))
-    shown = gallery(figure(image(images[row], evaluation.sources[row]), _caption(evaluation, row)) for row in rows)
-    note = "Largest loss first, as the network sees them. Look for wrong labels here before you look for a better network."
-    return Section(f"The {len(rows)} worst errors", join([shown, paragraph(note, "note")]))
+    shown = gallery(figure(image(images[row], evaluation.sources[row]), *_caption(evaluation, row)) for row in rows)
+    num_wrong = int((evaluation.predictions != evaluation.targets).sum())
+    note = (
+        f"{len(rows)} of {num_wrong} wrong rows, the largest loss first, as the network sees them. "
+        "Look for wrong labels here before you look for a better network."
+    )
+    return Section("Worst errors", join([shown, paragraph(note, "note")]))
 
 
-def _caption(evaluation: Evaluation, row: int) -> str:
-    target, prediction = evaluation.targets[row], evaluation.predictions[row]
+def _caption(evaluation: Evaluation, row: int) -> tuple[str, str]:
+    target, prediction, source = evaluation.targets[row], evaluation.predictions[row], evaluation.sources[row]
     if not evaluation.is_classification:
-        return f"target {number(target)}, predicted {number(prediction)} ({evaluation.sources[row]})"
-    named, confidence = evaluation.classes[int(prediction)], float(evaluation.outputs[row].max())
-    own = float(evaluation.outputs[row, int(target)])
-    return f"{evaluation.classes[int(target)]} ({own:.1%}) taken for {named} ({confidence:.1%}); {evaluation.sources[row]}"
+        return f"{number(prediction)} instead of {number(target)}", source
+    own, confidence = evaluation.outputs[row, int(target)], evaluation.outputs[row].max()
+    named = f"{evaluation.classes[int(target)]} taken for {evaluation.classes[int(prediction)]}"
+    return named, f"{own:.1%} against {confidence:.1%}, {source}"
+
+
+def _training(curves: dict[str, list[Series]]) -> Section:
+    if not curves:
+        return Section("Training", paragraph("No curves were logged.", "soft"))
+    most_lines_first = sorted(curves.items(), key=lambda curve: (-len(curve[1]), curve[0]))
+    return Section("Training", beside(line_chart(lines, "epoch", _title(name, lines)) for name, lines in most_lines_first))
+
+
+def _title(name: str, lines: list[Series]) -> str:
+    """A line alone has no legend, so the title says whether it is train or val."""
+    alone = len(lines) == 1 and lines[0].name != name
+    return (f"{lines[0].name} {name}" if alone else name).replace("_", " ")
 
 
 def _all_metrics(evaluation: Evaluation) -> Section:

@@ -1,0 +1,44 @@
+"""What a trained network answers, row by row, in one process: no sampler pads, so every row is counted exactly once.
+
+An answer that is not finite is refused.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipway.errors import TrainingError
+from slipway.training.networks import ImageNetwork
+
+
+def default_device() -> str:
+    """ "cuda" where torch finds a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def predict(network: ImageNetwork, images: NDArray[np.uint8], batch_size: int, device: str) -> NDArray[np.float32]:
+    """(N, height, width, channels) uint8 in [0, 255] -> (N, K) float32 probabilities, or (N, 1) values for a numeric target.
+
+    In float32 without TF32, the softmax in float64. Moves `network` to `device` and into evaluation mode.
+    Raises TrainingError if any answer is NaN or infinite.
+    """
+    network.eval().to(device)
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        starts = range(0, len(images), batch_size)
+        answers = np.concatenate([_answer(network, images[start : start + batch_size], device) for start in starts])
+    wrong = ~np.isfinite(answers).all(axis=1)
+    if wrong.any():
+        raise TrainingError(
+            f"the network answers NaN or infinity for {wrong.sum()} of {len(answers)} rows, the first is row {int(wrong.argmax())}. "
+            "Its training diverged: lower train.learning_rate, then run `dvc repro`."
+        )
+    return answers
+
+
+def _answer(network: ImageNetwork, images: NDArray[np.uint8], device: str) -> NDArray[np.float32]:
+    """(B, height, width, channels) -> (B, K); the copy is because torch takes no read-only memory map."""
+    answer: torch.Tensor = network(torch.from_numpy(np.array(images)).to(device))
+    if network.spec.task == "image_classification":
+        answer = answer.double().softmax(dim=1)
+    numbers: NDArray[np.float32] = answer.float().cpu().numpy()
+    return numbers

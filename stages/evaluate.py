@@ -1,0 +1,58 @@
+"""evaluate: measure the trained network on the test split, in one process, and fail if a gate is missed."""
+
+from pathlib import Path
+
+from slipway import files
+from slipway.command import run_stage
+from slipway.console import interval, number, text_table
+from slipway.data.packed import open_split, read_manifest
+from slipway.data.predictions import write_confusion, write_predictions
+from slipway.errors import SchemaError
+from slipway.evaluation import HEADLINES, Evaluation, apply_gates, raise_missed, write_evaluation
+from slipway.evaluation_page import evaluation_page
+from slipway.metrics import Resampling, measure
+from slipway.params import Params
+from slipway.training.curves import read_curves
+from slipway.training.networks import NetworkSpec, load_network
+from slipway.training.prediction import default_device, predict
+
+CHECKPOINT = Path("artifacts/checkpoint")
+PACKED = Path("data/packed")
+LIVE = Path("reports/live")
+PREDICTIONS = Path("artifacts/predictions.parquet")
+METRICS = Path("metrics/evaluate.json")
+CONFUSION = Path("reports/confusion.csv")
+PAGE = Path("reports/evaluate.html")
+
+
+def run(params: Params) -> None:
+    """Write the predictions, the metrics and the page, then judge the gates."""
+    wanted, device = params.evaluate, default_device()
+    manifest = read_manifest(PACKED)
+    test = open_split(PACKED, manifest, "test", verify=True)
+    network = load_network(CHECKPOINT)
+    _check_fit(network.spec, manifest.classes)
+    outputs = predict(network, test.images, wanted.batch_size, device)
+    resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
+    metrics = measure(manifest.task, test.targets, outputs, resampling)
+    evaluation = Evaluation(manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics)
+    gates = apply_gates(wanted.gates, metrics)
+    write_predictions(PREDICTIONS, evaluation)
+    write_confusion(CONFUSION, evaluation)
+    write_evaluation(METRICS, evaluation)
+    about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
+    files.write_text(PAGE, evaluation_page(evaluation, gates, test.images, read_curves(LIVE), about))
+    print(f"evaluate: {about}")
+    headlines = [(name, metrics[name]) for name in HEADLINES[manifest.task]]
+    print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in headlines], "  "))
+    print(f"  pictures of the worst errors: {PAGE}")
+    raise_missed(gates)
+
+
+def _check_fit(spec: NetworkSpec, classes: list[str]) -> None:
+    if spec.classes != classes:
+        raise SchemaError(f"{CHECKPOINT} was trained on the classes {spec.classes}, {PACKED} has {classes}. Run `dvc repro train`.")
+
+
+if __name__ == "__main__":
+    run_stage(run)

@@ -1,0 +1,110 @@
+"""A small project on disk: a network that was never trained, and targets made from its own answers, so that its score is known."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+
+from slipway.contract import Task
+from slipway.data import packed
+from slipway.data.packed import PackedManifest, TargetScale
+from slipway.params import Params, parse_params
+from slipway.preprocess import ImageContract
+from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, TrainingSetup, build_network, save_checkpoint
+from slipway.training.prediction import predict
+
+ROOT = Path(__file__).resolve().parents[2]
+INPUT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+NUM_TEST_ROWS = 21
+CLASSES = ["ape", "bee", "<script>alert(1)</script>"]
+
+
+def spec(task: Task) -> NetworkSpec:
+    classes = CLASSES if task == "image_classification" else []
+    arguments = {"width": 16, "blocks": [1], "dropout": 0.0, "normalisation": "group"}
+    scale = None if classes else TargetScale(mean=3.0, std=2.0)
+    return NetworkSpec(
+        task=task, name="small_resnet", arguments=arguments, classes=classes, input=INPUT, mean=[0.5], std=[0.25], target_scale=scale
+    )
+
+
+def network(task: Task) -> ImageNetwork:
+    torch.manual_seed(4)
+    return build_network(spec(task)).eval()
+
+
+def images(num_rows: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, size=(num_rows, *INPUT.shape), dtype=np.uint8)
+
+
+def targets(task: Task) -> NDArray[np.float64]:
+    """What the network answers, but every fifth row has the next class, or is 1 more."""
+    answers = predict(network(task), images(NUM_TEST_ROWS), NUM_TEST_ROWS, "cpu")
+    wrong = np.arange(NUM_TEST_ROWS) % 5 == 0
+    changed = answers[:, 0] + wrong if task == "image_regression" else (answers.argmax(axis=1) + wrong) % len(CLASSES)
+    return np.asarray(changed, dtype=np.float64)
+
+
+def write_project(task: Task) -> None:
+    """Everything that the evaluate stage reads, below the current directory."""
+    splits = {}
+    for split in packed.SPLITS:
+        folder = Path("data/packed", split)
+        folder.mkdir(parents=True)
+        np.save(folder / "images.npy", images(NUM_TEST_ROWS))
+        ids = [f"{row:032x}" for row in range(NUM_TEST_ROWS)]
+        splits[split] = packed.write_split(folder, ids, [f"digits/{row}.png" for row in range(NUM_TEST_ROWS)], targets(task))
+    wanted = spec(task)
+    manifest = PackedManifest(
+        format_version=1,
+        task=task,
+        input=INPUT,
+        classes=wanted.classes,
+        mean=wanted.mean,
+        std=wanted.std,
+        target_scale=wanted.target_scale,
+        splits=splits,
+    )
+    packed.write_manifest(Path("data/packed"), manifest)
+    setup = TrainingSetup(
+        strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, parameter_dtype="float32"
+    )
+    card = ModelCard(
+        format_version=1,
+        network=wanted,
+        num_parameters=1,
+        weights_sha256="",
+        epochs=1,
+        kept_epoch=1,
+        metrics={},
+        requested=setup,
+        actual=setup,
+        seed=0,
+        params={},
+        digests={},
+        versions={},
+        git_revision=None,
+    )
+    save_checkpoint(Path("artifacts/checkpoint"), card, network(task).state_dict())
+    for name in ("train/loss", "val/loss", "val/accuracy", "learning_rate"):
+        curve = Path("reports/live/plots/metrics", f"{name}.tsv")
+        curve.parent.mkdir(parents=True, exist_ok=True)
+        curve.write_text(f"step\t{curve.stem}\n1\t2.0\n2\t1.0\n3\t0.5\n")
+
+
+def params_with(task: Task, gates: dict[str, dict[str, float | None]]) -> Params:
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content["data"]["task"] = task
+    content["evaluate"] |= {"gates": gates, "batch_size": 4}
+    return parse_params(content)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Task], None]:
+    """Call it with a task: makes the project in an empty directory, which becomes the current one."""
+    monkeypatch.chdir(tmp_path)
+    return write_project

@@ -1,0 +1,175 @@
+"""The evaluate stage as a whole: each row once, every output, gates that are missed and reached."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipway.contract import Task
+from slipway.data.predictions import read_predictions
+from slipway.errors import GateMissedError, IntegrityError, ParamsError, SchemaError, TrainingError
+from slipway.evaluation import read_metrics
+from slipway.training.prediction import predict
+from stages import evaluate
+from tests.evaluate.conftest import CLASSES, NUM_TEST_ROWS, images, network, params_with
+
+Project = Callable[[Task], None]
+OUTPUTS = [evaluate.PREDICTIONS, evaluate.METRICS, evaluate.CONFUSION, evaluate.PAGE]
+
+
+def test_a_classification_writes_every_output(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}))
+    content = json.loads(evaluate.METRICS.read_text())
+    assert content["rows"] == NUM_TEST_ROWS
+    assert content["accuracy"] == pytest.approx(16 / 21)  # rows 0, 5, 10, 15 and 20 have another target
+    assert content["accuracy"] == read_metrics(evaluate.METRICS)["accuracy"].value
+    assert [entry["class"] for entry in content["per_class"]] == CLASSES
+    assert sum(entry["rows"] for entry in content["per_class"]) == NUM_TEST_ROWS
+    printed = capsys.readouterr().out
+    assert "21 test rows" in printed
+    assert "0.7619" in printed
+
+
+def test_predictions_and_confusion_hold_each_test_row_once(project: Project) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}))
+    table = read_predictions(evaluate.PREDICTIONS, classification=True)
+    assert table["id"].to_pylist() == [f"{row:032x}" for row in range(NUM_TEST_ROWS)]
+    assert np.allclose([sum(row) for row in table["probabilities"].to_pylist()], 1)
+    with evaluate.CONFUSION.open(newline="") as file:
+        pairs = [(row["actual"], row["predicted"]) for row in csv.DictReader(file)]
+    assert pairs == list(zip(table["target"].to_pylist(), table["prediction"].to_pylist(), strict=True))
+
+
+def test_a_numeric_target_writes_every_output(project: Project) -> None:
+    project("image_regression")
+    evaluate.run(params_with("image_regression", {}))
+    content = json.loads(evaluate.METRICS.read_text())
+    assert set(content) == {"rmse", "mae", "r2", "mse", "rows", "metrics"}
+    table = read_predictions(evaluate.PREDICTIONS, classification=False)
+    assert table.num_rows == NUM_TEST_ROWS
+    assert content["mse"] == pytest.approx(5 / 21)  # five targets are 1 more than what the network answers
+    assert content["mae"] == pytest.approx(5 / 21)
+    assert evaluate.CONFUSION.read_text().startswith("target,prediction\n")
+    assert "Prediction against target" in evaluate.PAGE.read_text()
+
+
+def test_twice_the_same_run_writes_the_same_bytes(project: Project) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}))
+    first = [path.read_bytes() for path in OUTPUTS]
+    evaluate.run(params_with("image_classification", {}))
+    assert first == [path.read_bytes() for path in OUTPUTS]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 8])
+def test_the_confusion_matrix_does_not_depend_on_the_batch_size(project: Project, batch_size: int) -> None:
+    project("image_classification")
+    params = params_with("image_classification", {})
+    whole = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"batch_size": 1000})})
+    evaluate.run(whole)
+    expected = evaluate.CONFUSION.read_text()
+    evaluate.run(params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"batch_size": batch_size})}))
+    assert evaluate.CONFUSION.read_text() == expected
+
+
+# gates
+
+
+def test_gates_that_are_reached_pass(project: Project) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {"accuracy": {"min": 16 / 21, "max": None}, "log_loss": {"min": None, "max": 36.05}}))
+    assert "2 of 2 passed" in evaluate.PAGE.read_text()
+
+
+def test_every_missed_gate_is_named_with_its_interval_and_rows_after_the_outputs_are_written(project: Project) -> None:
+    project("image_classification")
+    gates: dict[str, dict[str, float | None]] = {
+        "accuracy": {"min": 0.77, "max": None},
+        "f1_macro": {"min": 0.9, "max": None},
+        "recall_macro": {"min": 0.1, "max": None},
+    }
+    with pytest.raises(GateMissedError) as caught:
+        evaluate.run(params_with("image_classification", gates))
+    text = str(caught.value)
+    assert "2 of 3 gates" in text
+    assert "accuracy is 0.7619 (95 % interval" in text
+    assert "21 rows), required at least 0.77" in text
+    assert "f1_macro" in text
+    assert "recall_macro" not in text
+    assert all(path.is_file() for path in OUTPUTS)
+    assert "2 of 3 missed" in evaluate.PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "hint"),
+    [
+        ("image_classification", "acuracy", "did you mean 'accuracy'?"),
+        ("image_classification", "rmse", "image_classification"),
+        ("image_regression", "accuracy", "mse, rmse, mae, r2"),
+    ],
+)
+def test_a_gate_on_an_unknown_metric_is_refused_with_the_params(task: Task, name: str, hint: str) -> None:
+    with pytest.raises(ParamsError) as caught:
+        params_with(task, {name: {"min": 0.5, "max": None}})
+    assert f"evaluate.gates names '{name}'" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+# refusals
+
+
+def test_an_altered_test_row_is_refused(project: Project) -> None:
+    project("image_classification")
+    path = Path("data/packed/test/images.npy")
+    payload = bytearray(path.read_bytes())
+    payload[-1] ^= 1
+    path.write_bytes(payload)
+    with pytest.raises(IntegrityError):
+        evaluate.run(params_with("image_classification", {}))
+    assert not any(path.exists() for path in OUTPUTS)
+
+
+def test_a_checkpoint_of_other_classes_is_refused(project: Project) -> None:
+    project("image_classification")
+    path = Path("data/packed/manifest.json")
+    path.write_text(path.read_text().replace("ape", "cow"))
+    with pytest.raises(SchemaError) as caught:
+        evaluate.run(params_with("image_classification", {}))
+    assert "cow" in str(caught.value)
+    assert "ape" in str(caught.value)
+
+
+def test_a_missing_checkpoint_is_refused(project: Project) -> None:
+    project("image_classification")
+    Path("artifacts/checkpoint/model.json").unlink()
+    with pytest.raises(SchemaError, match="dvc repro train"):
+        evaluate.run(params_with("image_classification", {}))
+
+
+def test_an_answer_that_is_not_finite_is_refused() -> None:
+    diverged = network("image_classification")
+    next(diverged.parameters()).data.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="3 of 3 rows"):
+        predict(diverged, np.zeros((3, 8, 8, 1), dtype=np.uint8), batch_size=2, device="cpu")
+
+
+def test_probabilities_are_float32_and_sum_to_one() -> None:
+    answers = predict(network("image_classification"), images(7), batch_size=3, device="cpu")
+    assert answers.shape == (7, 3)
+    assert answers.dtype == np.float32
+    assert np.allclose(answers.sum(axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["", "not json", "{}", '{"metrics": [{"name": "accuracy"}]}', '{"metrics": 3}'])
+def test_a_metrics_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "evaluate.json"
+    with pytest.raises(SchemaError, match="is missing"):
+        read_metrics(path)
+    path.write_text(text)
+    with pytest.raises(SchemaError, match="dvc repro --force evaluate"):
+        read_metrics(path)

@@ -1,0 +1,230 @@
+"""Metrics: hand-computed cases, scikit-learn as the second opinion, intervals against brute force, refusals."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn import metrics as sklearn_metrics
+
+from slipway import metrics
+from slipway.errors import MetricError
+from slipway.metrics import METRIC_NAMES, Resampling, classification_metrics, confusion_matrix, measure, regression_metrics
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning"),
+    pytest.mark.filterwarnings("ignore:A single label was found:UserWarning"),
+]
+FEW = Resampling(seed=1, num_samples=2, confidence=0.95)
+THOUSAND = Resampling(seed=1, num_samples=1000, confidence=0.95)
+TOLERANCE = 1e-12
+
+
+def one_hot(labels: list[int], num_classes: int) -> NDArray[np.float64]:
+    return np.eye(num_classes)[labels]
+
+
+def random_case(generator: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Between 1 and 60 rows of 1 to 8 classes, often with classes that nobody has or predicts."""
+    num_rows, num_classes = int(generator.integers(1, 60)), int(generator.integers(1, 9))
+    present = generator.choice(num_classes, size=int(generator.integers(1, num_classes + 1)), replace=False)
+    return generator.choice(present, size=num_rows), generator.dirichlet(np.full(num_classes, 0.3), size=num_rows)
+
+
+def sklearn_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64]) -> dict[str, float]:
+    labels, predicted = list(range(probabilities.shape[1])), probabilities.argmax(axis=1)
+    scores = {
+        "accuracy": sklearn_metrics.accuracy_score(targets, predicted),
+        "balanced_accuracy": sklearn_metrics.balanced_accuracy_score(targets, predicted),
+    }
+    if len(labels) > 1:  # scikit-learn refuses the log loss of one class
+        scores["log_loss"] = sklearn_metrics.log_loss(targets, y_proba=probabilities, labels=labels)
+    for average in ("macro", "micro", "weighted"):
+        found = sklearn_metrics.precision_recall_fscore_support(targets, predicted, labels=labels, average=average, zero_division=0)
+        scores |= {f"{name}_{average}": value for name, value in zip(("precision", "recall", "f1"), found, strict=False)}
+    return scores
+
+
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_classification_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
+    generator = np.random.default_rng(2)
+    for _ in range(num_cases):
+        targets, probabilities = random_case(generator)
+        found = classification_metrics(targets, probabilities, FEW)
+        for name, expected in sklearn_scores(targets, probabilities).items():
+            assert abs(found[name].value - expected) <= TOLERANCE, (name, targets, probabilities)
+
+
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(num_cases: int) -> None:
+    generator = np.random.default_rng(3)
+    for _ in range(num_cases):
+        targets, probabilities = random_case(generator)
+        num_classes, predicted = probabilities.shape[1], probabilities.argmax(axis=1)
+        matrix = confusion_matrix(targets, predicted, num_classes)
+        labels = list(range(num_classes))
+        assert (matrix == sklearn_metrics.confusion_matrix(targets, predicted, labels=labels)).all()
+        found = metrics.class_scores(metrics.count_classes(matrix))
+        expected = sklearn_metrics.precision_recall_fscore_support(targets, predicted, labels=labels, zero_division=0)
+        for values, reference in zip((found.precision, found.recall, found.f1), expected, strict=False):
+            assert np.abs(values - reference).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_regression_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
+    generator = np.random.default_rng(4)
+    for _ in range(num_cases):
+        num_rows = int(generator.integers(2, 60))
+        targets = generator.normal(scale=10.0, size=num_rows)
+        values = targets + generator.normal(size=num_rows)
+        found = regression_metrics(targets, values, FEW)
+        expected = {
+            "mse": sklearn_metrics.mean_squared_error(targets, values),
+            "rmse": sklearn_metrics.root_mean_squared_error(targets, values),
+            "mae": sklearn_metrics.mean_absolute_error(targets, values),
+            "r2": sklearn_metrics.r2_score(targets, values),
+        }
+        assert all(abs(found[name].value - value) <= TOLERANCE * max(1, abs(value)) for name, value in expected.items())
+
+
+def test_a_wrong_metric_would_be_seen() -> None:
+    targets, probabilities = np.array([0, 0, 1, 2]), one_hot([0, 1, 1, 2], 3)
+    found = classification_metrics(targets, probabilities, FEW)
+    assert abs(found["f1_macro"].value - sklearn_scores(targets, probabilities)["f1_weighted"]) > TOLERANCE
+
+
+def test_a_case_computed_by_hand() -> None:
+    # actual 0 0 0 1 1 2, predicted 0 0 1 1 1 0: class 2 is never predicted
+    found = classification_metrics([0, 0, 0, 1, 1, 2], one_hot([0, 0, 1, 1, 1, 0], 3), FEW)
+    assert found["accuracy"].value == pytest.approx(4 / 6)
+    assert found["precision_macro"].value == pytest.approx((2 / 3 + 2 / 3 + 0) / 3)
+    assert found["recall_macro"].value == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert found["f1_macro"].value == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)
+    assert found["f1_weighted"].value == pytest.approx((3 * 2 / 3 + 2 * 4 / 5) / 6)
+    assert found["accuracy"].rows == 6
+
+
+def test_a_class_without_rows_scores_zero_in_the_macro_mean_and_is_left_out_of_balanced_accuracy() -> None:
+    found = classification_metrics([0, 1], one_hot([0, 1], 3), FEW)
+    assert found["recall_macro"].value == pytest.approx(2 / 3)
+    assert found["balanced_accuracy"].value == 1
+
+
+def test_one_class_is_measured() -> None:
+    found = classification_metrics([0, 0, 0], np.ones((3, 1)), FEW)
+    assert found["accuracy"].value == found["f1_macro"].value == 1
+    assert found["log_loss"].value == 0
+
+
+def test_the_loss_of_a_sure_and_wrong_answer_is_finite() -> None:
+    found = classification_metrics([0], one_hot([1], 2), FEW)
+    assert found["log_loss"].value == pytest.approx(-np.log(np.finfo(np.float64).eps))
+
+
+def test_equal_probabilities_predict_the_first_class() -> None:
+    assert classification_metrics([0], [[0.5, 0.5]], FEW)["accuracy"].value == 1
+
+
+@pytest.mark.parametrize(("values", "r2"), [([2.0, 2.0, 2.0], 1.0), ([2.0, 2.0, 3.0], 0.0)])
+def test_r2_of_equal_targets_is_one_only_when_every_value_is_right(values: list[float], r2: float) -> None:
+    assert regression_metrics([2.0, 2.0, 2.0], values, FEW)["r2"].value == r2
+
+
+def test_float32_input_is_measured_in_float64() -> None:
+    targets = np.full(1000, 1e4, dtype=np.float32)
+    values = targets + np.float32(0.25)
+    assert regression_metrics(targets, values, FEW)["mse"].value == 0.0625
+
+
+def test_every_name_of_a_task_is_measured_and_no_other() -> None:
+    assert tuple(measure("image_classification", [0, 1], one_hot([0, 1], 2), FEW)) == METRIC_NAMES["image_classification"]
+    assert tuple(measure("image_regression", [0.0, 1.0], [[0.0], [2.0]], FEW)) == METRIC_NAMES["image_regression"]
+
+
+# intervals
+
+
+def test_intervals_of_counts_are_those_of_resampling_rows_one_by_one() -> None:
+    generator = np.random.default_rng(5)
+    targets = generator.integers(4, size=150)
+    predicted = np.where(generator.random(150) < 0.7, targets, generator.integers(4, size=150))
+    many = Resampling(seed=6, num_samples=8000, confidence=0.9)
+    found = classification_metrics(targets, np.eye(4)[predicted], many)
+    rows = generator.integers(150, size=(8000, 150))
+    matrices = np.stack([confusion_matrix(targets[chosen], predicted[chosen], 4) for chosen in rows])
+    counts = metrics.ClassCounts(np.diagonal(matrices, axis1=1, axis2=2), matrices.sum(axis=2), matrices.sum(axis=1))
+    for name, samples in metrics.scores_from_counts(counts).items():
+        low, high = np.quantile(samples, [0.05, 0.95])
+        assert abs(found[name].low - low) < 0.006
+        assert abs(found[name].high - high) < 0.006
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    generator, covered = np.random.default_rng(7), 0
+    for trial in range(300):
+        right = generator.random(200) < 0.8
+        found = classification_metrics(np.zeros(200), one_hot([0 if hit else 1 for hit in right], 2), Resampling(trial, 400, 0.9))
+        covered += found["accuracy"].low <= 0.8 <= found["accuracy"].high
+    assert 0.85 <= covered / 300 <= 0.95
+
+
+def test_an_interval_is_a_pure_function_of_the_seed() -> None:
+    targets, probabilities = random_case(np.random.default_rng(11))
+    assert classification_metrics(targets, probabilities, THOUSAND) == classification_metrics(targets, probabilities, THOUSAND)
+    other = classification_metrics(targets, probabilities, Resampling(2, 1000, 0.95))
+    assert other != classification_metrics(targets, probabilities, THOUSAND)
+
+
+def test_more_confidence_gives_a_wider_interval_around_the_same_value() -> None:
+    generator = np.random.default_rng(8)
+    targets = generator.normal(size=200)
+    values = targets + generator.normal(size=200)
+    narrow, wide = (regression_metrics(targets, values, Resampling(1, 1000, share))["rmse"] for share in (0.5, 0.99))
+    assert wide.low < narrow.low < narrow.value == wide.value < narrow.high < wide.high
+
+
+def test_many_classes_are_resampled_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = np.arange(300)
+    probabilities = np.eye(300)[(targets + (targets % 3 == 0)) % 300]
+    whole = classification_metrics(targets, probabilities, THOUSAND)
+    monkeypatch.setattr(metrics, "_CHUNK_NUMBERS", 1000)
+    assert classification_metrics(targets, probabilities, THOUSAND)["f1_macro"] == whole["f1_macro"]
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("targets", "probabilities", "text"),
+    [
+        ([0, 1], [[0.5, 0.5], [np.nan, 0.5]], "row 1"),
+        ([0, 1], [[0.5, 0.5], [2.0, -1.0]], "row 1"),
+        ([0, 1], [[0.5, 0.5], [0.2, 0.2]], "sum to 1"),
+        ([], np.zeros((0, 2)), "at least one of each"),
+        ([0], [0.5], "expected (rows, classes)"),
+        ([2], [[0.5, 0.5]], "from 0 to 1"),
+        ([-1], [[0.5, 0.5]], "from 0 to 1"),
+        ([0.5], [[0.5, 0.5]], "whole number"),
+        ([np.nan], [[0.5, 0.5]], "no class index"),
+        ([0, 1], [[0.5, 0.5]], "2 targets"),
+    ],
+)
+def test_what_is_no_classification_is_refused(targets: list[float], probabilities: list[list[float]], text: str) -> None:
+    with pytest.raises(MetricError) as caught:
+        classification_metrics(targets, probabilities, FEW)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "values", "text"),
+    [
+        ([1.0, np.nan], [1.0, 2.0], "targets: row 1"),
+        ([1.0, 2.0], [np.inf, 2.0], "values: row 0"),
+        ([], [], "at least one row"),
+        ([1.0], [1.0], "at least 2"),
+        ([1.0, 2.0], [1.0, 2.0, 3.0], "2 targets and 3 values"),
+        ([1.0, 2.0], [[1.0, 2.0], [1.0, 2.0]], "expected (rows,)"),
+    ],
+)
+def test_what_is_no_regression_is_refused(targets: list[float], values: list[float], text: str) -> None:
+    with pytest.raises(MetricError) as caught:
+        regression_metrics(targets, values, FEW)
+    assert text in str(caught.value)

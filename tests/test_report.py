@@ -1,0 +1,162 @@
+"""Pages stand alone: nothing is loaded from elsewhere, every text is escaped, pictures are exact."""
+
+import base64
+import io
+import re
+import xml.etree.ElementTree
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slipway import charts, report
+from slipway.bundle import Metric
+from slipway.charts import Series
+from slipway.errors import MetricError
+from slipway.evaluation import Evaluation, GateResult
+from slipway.evaluation_page import evaluation_page
+from slipway.metrics import Resampling, measure
+from slipway.params import Gate
+from slipway.report import Html, Section
+
+EVIL = "<script>alert('1')</script>\"&"
+FOREIGN = re.compile(r"https?:|[\"'(]//|<script|<link|<iframe|@import|url\(", re.IGNORECASE)
+_VOID = {"meta", "img", "link", "br"}
+
+
+class Balance(HTMLParser):
+    """Collects tags that are closed in the wrong order or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        return
+
+
+def faults(document: str) -> list[str]:
+    parser = Balance()
+    parser.feed(document)
+    return parser.faults + parser.open
+
+
+def evaluation(classes: list[str], num_rows: int = 40) -> Evaluation:
+    generator = np.random.default_rng(0)
+    if classes:
+        outputs = generator.dirichlet(np.ones(len(classes)), size=num_rows).astype(np.float32)
+        targets = generator.integers(len(classes), size=num_rows).astype(np.float64)
+        task = "image_classification"
+    else:
+        outputs, targets, task = (
+            generator.normal(size=(num_rows, 1)).astype(np.float32),
+            generator.normal(size=num_rows),
+            "image_regression",
+        )
+    metrics = measure(task, targets, outputs, Resampling(0, 100, 0.95))  # type: ignore[arg-type]
+    ids = [f"{row:032x}" for row in range(num_rows)]
+    return Evaluation(task, classes, ids, [f"{EVIL}{row}" for row in range(num_rows)], targets, outputs, metrics)  # type: ignore[arg-type]
+
+
+def whole_page(classes: list[str]) -> str:
+    found = evaluation(classes)
+    name = "accuracy" if classes else "rmse"
+    gates = [GateResult(name, Gate(min=99, max=None), found.metrics[name]), GateResult(name, Gate(min=None, max=9), found.metrics[name])]
+    curves = {EVIL: [Series(EVIL, [1, 2], [3, 4]), Series("val", [1, 2], [2, 2])]}
+    pixels = np.random.default_rng(0).integers(0, 256, size=(40, 4, 4, 3), dtype=np.uint8)
+    return evaluation_page(found, gates, pixels, curves, f"about {EVIL}")
+
+
+@pytest.mark.parametrize("classes", [["ape", EVIL, "bee"], [f"{EVIL}{index}" for index in range(60)], []])
+def test_an_evaluation_page_is_whole_escaped_and_loads_nothing(classes: list[str]) -> None:
+    document = whole_page(classes)
+    assert not FOREIGN.search(document)
+    assert faults(document) == []
+    assert "&lt;script&gt;" in document
+    assert "✗ missed" in document
+    assert "✓ passed" in document
+
+
+def test_a_foreign_reference_and_an_unclosed_tag_would_be_seen() -> None:
+    for body in ('<img src="https://a.b/c.png">', "<script>1</script>", '<img src="//cdn/x.png">', '<i style="background: url(x)"></i>'):
+        assert FOREIGN.search(report.page("t", "s", [Section("a", Html(body))]))
+    assert faults(report.page("t", "s", [Section("a", Html("<b>"))]))
+
+
+def test_every_builder_escapes_what_it_is_given() -> None:
+    parts = [
+        report.paragraph(EVIL),
+        report.table([EVIL], [[EVIL]]),
+        report.tiles([(EVIL, EVIL, EVIL)]),
+        report.figure(Html(""), EVIL, EVIL),
+        report.image(np.zeros((2, 2), dtype=np.uint8), EVIL),
+        report.heat_map(np.eye(2, dtype=np.int64), [EVIL, EVIL]),
+        charts.line_chart([Series(EVIL, [0, 1], [0, 1]), Series("b", [0], [1])], EVIL, EVIL),
+        charts.scatter([0, 1], [0, 1], EVIL, EVIL),
+        charts.histogram([0, 1], EVIL),
+    ]
+    document = report.page(EVIL, EVIL, [Section(EVIL, report.join([report.beside(parts), report.gallery(parts)]))])
+    assert "<script" not in document
+    assert faults(document) == []
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 1), (5, 7, 3)])
+def test_a_picture_keeps_its_pixels(shape: tuple[int, ...]) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, size=shape, dtype=np.uint8)
+    encoded = re.search(r"base64,([^\"]+)", report.image(pixels, "noise"))
+    assert encoded
+    decoded = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded[1]))))
+    assert (decoded.reshape(shape) == pixels).all()
+
+
+def test_a_heat_map_says_what_each_cell_counts() -> None:
+    cells = report.heat_map(np.array([[3, 1], [0, 2]]), ["ape", "bee"])
+    assert 'title="1 of 4 rows of ape were predicted bee">1</td>' in cells
+    assert 'title="0 of 2 rows of bee were predicted ape"></td>' in cells
+
+
+def test_the_worst_errors_are_the_wrong_rows_by_loss() -> None:
+    outputs = np.array([[0.9, 0.1], [0.1, 0.9], [0.4, 0.6], [0.7, 0.3]], dtype=np.float32)
+    metrics: dict[str, Metric] = {}
+    found = Evaluation("image_classification", ["a", "b"], ["0"] * 4, ["0"] * 4, np.array([1.0, 1.0, 0.0, 0.0]), outputs, metrics)
+    assert found.worst(12) == [0, 2]
+    values = Evaluation("image_regression", [], ["0"] * 3, ["0"] * 3, np.array([1.0, 2.0, 3.0]), np.array([[1.0], [5.0], [2.0]]), metrics)
+    assert values.worst(12) == [1, 2]
+    assert values.worst(1) == [1]
+
+
+# charts
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [3.0, 3.0], [0.0, 0.0], [-1e-9, 1e9], [0.1, 0.30000000000000004], [-5.0, -4.999]])
+def test_a_chart_keeps_every_mark_inside_its_frame(values: list[float]) -> None:
+    for drawing in (charts.scatter(values, values[::-1], "x", "y"), charts.line_chart([Series("a", [0, 1], values)], "x", "y")):
+        root = xml.etree.ElementTree.fromstring(drawing)
+        places = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in root.iter("circle")]
+        for line in root.iter("polyline"):
+            places += [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.attrib["points"].split())]
+        assert len(places) == 2
+        assert all(0 <= x <= 480 and 0 <= y <= 280 for x, y in places)
+
+
+def test_a_histogram_has_one_bar_for_each_filled_bin_as_high_as_its_count() -> None:
+    root = xml.etree.ElementTree.fromstring(charts.histogram([0.0, 0.0, 0.0, 10.0], "x", num_bins=10))
+    heights = [float(bar.attrib["height"]) for bar in root.iter("rect")]
+    assert len(heights) == 2
+    assert heights[0] == pytest.approx(3 * heights[1], abs=0.2)
+
+
+@pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf"), 1.0]])
+def test_numbers_that_cannot_be_drawn_are_refused(values: list[float]) -> None:
+    with pytest.raises(MetricError, match="finite"):
+        charts.scatter(values, values, "x", "y")

@@ -1,0 +1,166 @@
+"""The screen after a run: what it shows, and that it refuses what is missing or does not fit."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from slipway import files
+from slipway.bundle import Bundle, Lineage, Metric, OutputContract, describe_model, load_bundle, write_manifest
+from slipway.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.contract import Task
+from slipway.errors import BundleError, CertificateError, SchemaError, SlipwayError
+from slipway.preprocess import ImageContract
+from slipway.summary import summary
+
+REASON = "no NVIDIA GPU: libcuda.so.1 cannot be loaded"
+INPUT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+Backend = Literal["torch", "onnxruntime", "tensorrt", "http"]
+
+
+def metric(value: float) -> Metric:
+    return Metric(value=value, low=value - 0.01, high=value + 0.01, confidence=0.95, rows=270)
+
+
+def hop(name: str, backend: Backend, variant: str, *, flipped: int = 0, actual_provider: str | None = "cpu") -> Hop:
+    requested = Execution(backend=backend, provider="cpu", precision="fp32", variant=variant)
+    ran = actual_provider is not None
+    return Hop(
+        name=name,
+        status=("differs" if flipped else "agrees") if ran else "not_executed",
+        reason="" if ran else REASON,
+        requested=requested,
+        actual=requested.model_copy(update={"provider": actual_provider}) if ran else None,
+        reference=None if backend == "torch" else "torch",
+        rows=270,
+        max_difference=2.5e-7 if ran else None,
+        mean_difference=1e-8 if ran else None,
+        flipped=[f"{row:032x}" for row in range(flipped)],
+        worst_row=None,
+        metric=metric(0.9889) if ran else None,
+        latency_ms=0.5 if ran else None,
+        rows_per_second=12345.6 if ran else None,
+    )
+
+
+def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
+    """Everything that the summary reads."""
+    folder = root / "artifacts/bundle"
+    files.write_bytes(folder / "model_fp16.onnx", bytes(1_500_000))
+    labels = ["ape", "bee"] if task == "image_classification" else []
+    names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
+    manifest = Bundle(
+        format_version=1,
+        task=task,
+        input=INPUT,
+        input_name="image",
+        output=OutputContract(kind="probabilities" if labels else "value", labels=labels),
+        output_name="probabilities",
+        max_batch_size=8,
+        models={"fp16": describe_model(folder / "model_fp16.onnx", "fp16", ["cpu"])},
+        metrics={},
+        lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+        versions={},
+    )
+    write_manifest(folder, manifest)
+    certificate = Certificate(
+        format_version=1,
+        status="certified",
+        metric=names[0],
+        bundle_digest=load_bundle(folder).digest,
+        digests={},
+        hops=hops,
+        hardware={},
+        versions={},
+    )
+    write_certificate(root / "artifacts/certificate.json", certificate)
+    metrics = [{"name": name, **metric(value).model_dump()} for name, value in zip(names, (0.9852, 0.9847), strict=True)]
+    files.write_json(root / "metrics/evaluate.json", {"metrics": metrics})
+    files.write_json(root / "reports/clean.json", {"read": 1800, "kept": 1797, "refused": {"undecodable": {"count": 3, "examples": []}}})
+    files.write_json(root / "reports/split.json", {"splits": {"train": {"rows": 1257}, "val": {"rows": 270}, "test": {"rows": 270}}})
+
+
+HOPS = [
+    hop("torch", "torch", "weights"),
+    hop("onnxruntime/cpu/fp16", "onnxruntime", "fp16", flipped=2),
+    hop("tensorrt/fp16", "tensorrt", "fp16", actual_provider=None),
+    hop("http", "http", "fp16"),
+]
+
+
+def test_one_screen_tells_the_whole_run(tmp_path: Path) -> None:
+    write_run(tmp_path, "image_classification", HOPS)
+    text = summary(tmp_path)
+    for part in (
+        "image_classification, certified",
+        "read 1800, kept 1797, refused 3 (undecodable 3)",
+        "train 1257, val 270, test 270",
+        "trained network on 270 test rows",
+        "accuracy  0.9852  95 % 0.9752 to 0.9952",
+        "f1_macro",
+        "differs, 268/270",
+        "1.5 MB",
+        f"tensorrt/fp16: {REASON}",
+        "make serve",
+        "bentoml serve serving.service:Slipway",
+    ):
+        assert part in text
+
+
+def test_a_run_that_agrees_fits_into_100_columns(tmp_path: Path) -> None:
+    long = [hop(f"onnxruntime/cpu/{variant}", "onnxruntime", "fp16") for variant in ("fp32", "fp16", "int8", "int8_tensorrt")]
+    write_run(tmp_path, "image_classification", [HOPS[0], *long, HOPS[3]])
+    assert max(len(line) for line in summary(tmp_path).splitlines()) <= 100
+
+
+def test_a_hop_that_ran_elsewhere_than_asked_shows_both(tmp_path: Path) -> None:
+    write_run(tmp_path, "image_classification", [hop("onnxruntime/cpu/fp16", "onnxruntime", "fp16", actual_provider="cuda")])
+    assert "cpu fp32 -> cuda fp32" in summary(tmp_path)
+    write_run(tmp_path, "image_classification", HOPS)
+    assert "->" not in summary(tmp_path)
+
+
+def test_a_numeric_target_shows_rmse_and_r2(tmp_path: Path) -> None:
+    write_run(tmp_path, "image_regression", HOPS)
+    text = summary(tmp_path)
+    assert "rmse" in text
+    assert "r2" in text
+    assert "accuracy" not in text
+    assert "agrees" in text
+
+
+@pytest.mark.parametrize(
+    ("missing", "error"),
+    [
+        ("artifacts/bundle/bundle.json", BundleError),
+        ("artifacts/certificate.json", CertificateError),
+        ("metrics/evaluate.json", SchemaError),
+        ("reports/clean.json", SchemaError),
+        ("reports/split.json", SchemaError),
+    ],
+)
+def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path: Path, missing: str, error: type[SlipwayError]) -> None:
+    write_run(tmp_path, "image_classification", HOPS)
+    (tmp_path / missing).unlink()
+    with pytest.raises(error) as caught:
+        summary(tmp_path)
+    assert missing in str(caught.value)
+    assert "dvc repro" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"read": 1}'])
+def test_a_report_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    write_run(tmp_path, "image_classification", HOPS)
+    (tmp_path / "reports/clean.json").write_text(text)
+    with pytest.raises(SchemaError, match="dvc repro --force clean"):
+        summary(tmp_path)
+
+
+def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, "image_classification", HOPS)
+    path = tmp_path / "artifacts/bundle/bundle.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"max_batch_size": 9}))
+    with pytest.raises(CertificateError, match="dvc repro"):
+        summary(tmp_path)
