@@ -5,6 +5,7 @@ name ending in `.partial` and is removed by the next writer of the same path.
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -57,6 +58,7 @@ def digest_json(value: Any) -> str:
 def write_bytes(path: Path, payload: bytes) -> None:
     """Write `payload` to `path` atomically, making its directory where needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -83,8 +85,7 @@ def write_json(path: Path, value: Any) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """A fresh directory to fill; it takes the place of `path` when the block ends, and vanishes when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f"{path.name}.*.partial"):
-        shutil.rmtree(leftover)
+    _remove_leftovers(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.mkdir()
     try:
@@ -97,6 +98,28 @@ def new_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     _sync_directory(path.parent)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of `path` left; what a living process writes is its own."""
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+        writer = leftover.name.split(".")[-2]
+        if writer.isdecimal() and int(writer) != os.getpid() and _is_alive(int(writer)):
+            continue
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def sync_tree(root: Path) -> None:

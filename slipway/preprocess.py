@@ -52,6 +52,8 @@ def decode_image(payload: bytes, max_pixels: int) -> Image.Image:
         raise ImageError("pixel_bomb", f"{error}; the limit is {max_pixels} pixels") from error
     except Exception as error:
         raise ImageError("undecodable", f"not a readable image ({', '.join(FORMATS)} expected, {len(payload)} bytes found)") from error
+    if image.mode == "F":
+        raise ImageError("undecodable", "its pixels are floating-point numbers, which have no fixed range; expected 8- or 16-bit integers")
     width, height = image.size
     if width * height > max_pixels:
         raise ImageError("pixel_bomb", f"{width}x{height} pixels, the limit is {max_pixels} pixels")

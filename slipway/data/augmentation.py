@@ -138,8 +138,11 @@ def write_plan(root: Path, plan: AugmentPlan) -> None:
     files.write_json(root / "plan.json", plan.model_dump(mode="json"))
 
 
-def open_augmented(root: Path, manifest: PackedManifest) -> tuple[AugmentPlan, PackedSplit | None]:
-    """The plan, and the offline copies of training rows where there are some. SchemaError if they do not fit `manifest`."""
+def open_augmented(root: Path, manifest: PackedManifest, *, verify: bool = False) -> tuple[AugmentPlan, PackedSplit | None]:
+    """The plan, and the offline copies of training rows where there are some. SchemaError if they do not fit `manifest`.
+
+    `verify` first compares the copies with their digests (IntegrityError).
+    """
     path = root / "plan.json"
     try:
         plan = AugmentPlan.model_validate(json.loads(path.read_text()))
@@ -149,4 +152,4 @@ def open_augmented(root: Path, manifest: PackedManifest) -> tuple[AugmentPlan, P
         raise SchemaError(f"{path} is not an augmentation plan: {error}. Run `dvc repro --force augment`.") from error
     if plan.offline is None:
         return plan, None
-    return plan, open_split(root, manifest.model_copy(update={"splits": {"train": plan.offline}}), "train")
+    return plan, open_split(root, manifest.model_copy(update={"splits": {"train": plan.offline}}), "train", verify=verify)

@@ -64,7 +64,7 @@ class Cleaned:
 
 
 @dataclass(frozen=True)
-class _Inspected:
+class Inspected:
     """A sample after decoding: its facts, or the fault under which it is refused."""
 
     source: str
@@ -83,17 +83,17 @@ class _Inspected:
         return (self.sha256, self.group or "", self.source)
 
 
-def clean_samples(samples: Iterable[RawSample], params: CleanParams, num_workers: int) -> Iterator["_Inspected"]:
+def clean_samples(samples: Iterable[RawSample], params: CleanParams, num_workers: int) -> Iterator[Inspected]:
     """Decode and check each sample by itself, over `num_workers` processes (0: one per core), in order."""
     inspect = partial(_inspect, max_pixels=params.max_pixels, min_side_px=params.min_side_px)
     return ordered_map(inspect, samples, num_workers, lambda sample: len(sample.payload))
 
 
-def collect(inspected: Iterable["_Inspected"]) -> Cleaned:
+def collect(inspected: Iterable[Inspected]) -> Cleaned:
     """Compare the samples with each other, and sort them into kept and refused."""
     everything = list(inspected)
     refused = [(sample, sample.fault) for sample in everything if sample.fault]
-    kept: list[_Inspected] = []
+    kept: list[Inspected] = []
     readable = sorted((sample for sample in everything if not sample.fault), key=lambda sample: (sample.pixels, sample.order))
     for _, group in groupby(readable, key=lambda sample: sample.pixels):
         same = list(group)
@@ -145,7 +145,7 @@ def report(cleaned: Cleaned, task: Task) -> dict[str, Any]:
     return summary | {"target": quantiles | {"mean": float(targets.mean()), "std": float(targets.std())}}
 
 
-def _inspect(sample: RawSample, max_pixels: int, min_side_px: int) -> _Inspected:
+def _inspect(sample: RawSample, max_pixels: int, min_side_px: int) -> Inspected:
     facts: dict[str, Any] = {}
     fault = sample.fault
     if fault is None:
@@ -156,7 +156,7 @@ def _inspect(sample: RawSample, max_pixels: int, min_side_px: int) -> _Inspected
         except ImageError as error:
             looks = f"; it looks like {looks_like(sample.payload)}" if error.rule == "undecodable" else ""
             fault = Fault(error.rule, error.detail + looks)
-    return _Inspected(sample.source, sample.label, sample.target, sample.group, fault, **facts)
+    return Inspected(sample.source, sample.label, sample.target, sample.group, fault, **facts)
 
 
 def _facts(payload: bytes, image: Image.Image) -> dict[str, Any]:
@@ -182,6 +182,11 @@ def _too_small(image: Image.Image, min_side_px: int) -> Fault | None:
 
 
 _SIGNATURES = {
+    b"\xff\xd8\xff": "a JPEG whose header is damaged",
+    b"\x89PNG": "a PNG whose header is damaged",
+    b"RIFF": "a WebP whose header is damaged, or a sound",
+    b"II*\0": "a TIFF whose header is damaged",
+    b"MM\0*": "a TIFF whose header is damaged",
     b"GIF8": "a GIF image",
     b"%PDF": "a PDF document",
     b"PK\x03\x04": "a ZIP archive",
@@ -203,13 +208,14 @@ def looks_like(payload: bytes) -> str:
     head = payload[:64]
     if not head.strip(b"\0"):
         return "zero bytes"
-    text = head.decode("utf-8", errors="ignore")
-    if text.isprintable() or all(character.isprintable() or character.isspace() for character in text):
-        return f"text: {text[:24]!r}" if len(text) >= len(head) - 3 else "binary data"
+    text = head.decode(errors="ignore")
+    is_whole = len(text.encode()) >= len(head) - 3  # the last character may be cut
+    if is_whole and all(character.isprintable() or character.isspace() for character in text):
+        return f"text: {text[:24]!r}"
     return "binary data"
 
 
-def _conflict(same: list[_Inspected]) -> Fault | None:
+def _conflict(same: list[Inspected]) -> Fault | None:
     labels = sorted({sample.label for sample in same if sample.label is not None})
     targets = sorted({sample.target for sample in same if sample.target is not None})
     sources = ", ".join(sample.source for sample in same[:_MAX_SHOWN])
@@ -220,7 +226,7 @@ def _conflict(same: list[_Inspected]) -> Fault | None:
     return None
 
 
-def _rows(kept: list[_Inspected]) -> pa.Table:
+def _rows(kept: list[Inspected]) -> pa.Table:
     records = [
         {
             "id": sample.sha256[:32],
@@ -238,7 +244,7 @@ def _rows(kept: list[_Inspected]) -> pa.Table:
     return pa.Table.from_pylist(records, schema=ROWS)
 
 
-def _quarantine(refused: list[tuple[_Inspected, Fault]]) -> pa.Table:
+def _quarantine(refused: list[tuple[Inspected, Fault]]) -> pa.Table:
     records = [
         {
             "source": sample.source,

@@ -102,7 +102,7 @@ def open_split(root: Path, manifest: PackedManifest, split: str, *, verify: bool
     if verify:
         _verify(folder, expected)
     table = read_table(folder / "rows.parquet", PACKED_ROWS)
-    images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
+    images = _map_images(folder / "images.npy")
     if len(images) != expected.rows or table.num_rows != expected.rows or images.shape[1:] != manifest.input.shape:
         raise SchemaError(
             f"{folder} has images {images.shape} and {table.num_rows} rows, expected {expected.rows} of {manifest.input.shape}. "
@@ -114,6 +114,14 @@ def open_split(root: Path, manifest: PackedManifest, split: str, *, verify: bool
         ids=table["id"].to_pylist(),
         sources=table["source"].to_pylist(),
     )
+
+
+def _map_images(path: Path) -> NDArray[np.uint8]:
+    try:
+        images: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise SchemaError(f"{path} is not a readable array: {error}. Run `dvc repro --force precompute`.") from error
+    return images
 
 
 def _verify(folder: Path, expected: PackedSplitManifest) -> None:

@@ -7,6 +7,7 @@ its parent, even when that is killed.
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -81,6 +82,7 @@ def _chunks(items: Iterable[Item], item_bytes: Callable[[Item], int]) -> Iterato
 
 def _end_with_parent() -> None:
     """Leave at once when the parent process is gone; otherwise a killed parent leaves its workers waiting for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent alone answers it
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_leave_after, args=(parent.sentinel,), daemon=True).start()

@@ -20,7 +20,8 @@ from slipway.contract import Task
 from slipway.errors import DataError
 from slipway.params import DataParams
 
-_BATCH_ROWS = 256
+_BATCH_ROWS = 64
+_BUFFER_BYTES = 1 << 20
 _PARQUET = (".parquet", ".pq")
 
 
@@ -100,7 +101,8 @@ def _existing(data: DataParams) -> Path:
 def _read_folder(root: Path, wanted: frozenset[str] | None) -> Iterator[RawSample]:
     _check_folder(root)
     for path in _walk(root):
-        source = path.relative_to(root).as_posix()
+        # A name that is not UTF-8 is written with escapes: tables hold text.
+        source = os.fsencode(path.relative_to(root).as_posix()).decode(errors="backslashreplace")
         if wanted is not None and source not in wanted:
             continue
         label, _, rest = source.partition("/")
@@ -128,13 +130,18 @@ def _check_folder(root: Path) -> None:
 
 
 def _visible(folder: Path | str) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"the folder {str(folder)!r} cannot be listed: {error.strerror}. Give this user the right to read it.") from error
 
 
 def _walk(folder: Path | str) -> Iterator[Path]:
     for entry in _visible(folder):
         if entry.is_dir():
+            if entry.is_symlink() and Path(folder).resolve().is_relative_to(Path(entry.path).resolve()):
+                raise DataError(f"the link {entry.path!r} leads back to a folder above it, expected every folder once. Remove the link.")
             yield from _walk(entry.path)
         else:
             yield Path(entry.path)
@@ -155,14 +162,18 @@ def _read_parquet(path: Path, data: DataParams, wanted: frozenset[int] | None) -
                 yield _table_sample(path.parent, row + index, cells, data)
             row += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.path {str(path)!r} is damaged after row {row}: {error}. Write or copy the file again.") from error
+        raise DataError(
+            f"data.path {str(path)!r} is damaged after row {row}: {str(error).rstrip('.')}. Write or copy the file again."
+        ) from error
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, pre_buffer=False)
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)  # by pages, not by whole row groups
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data.path {str(path)!r} is not a readable Parquet file: {error}. Write or copy the file again.") from error
+        raise DataError(
+            f"data.path {str(path)!r} is not a readable Parquet file: {str(error).rstrip('.')}. Write or copy the file again."
+        ) from error
 
 
 def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:

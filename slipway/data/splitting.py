@@ -6,6 +6,7 @@ class that one of them lacks, and any leak between two splits is refused.
 
 import hashlib
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,9 +49,10 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> pa.Table:
     """`rows.ROWS` to `rows.SPLIT_ROWS`, sorted by id; DataError if a split, or a class in one, would be empty."""
     records = sorted(rows.to_pylist(), key=lambda row: str(row["id"]))
     shares = (params.train, params.val, params.test)
+    owed = [0.0] * len(SPLITS)
     for stratum in _strata(_units(records)):
         units = _shuffled(stratum, seed)
-        for unit, split in zip(units, _assign(units, shares), strict=True):
+        for unit, split in zip(units, _assign(units, shares, owed), strict=True):
             for row in unit.rows:
                 row["split"] = split
     table = pa.Table.from_pylist(records, schema=SPLIT_ROWS)
@@ -58,12 +60,16 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> pa.Table:
     return table
 
 
-def largest_remainder(total: int, shares: Sequence[float]) -> list[int]:
-    """`total` in whole parts by `shares` (which sum to 1): each rounded down, what is left to the largest remainders."""
+def largest_remainder(total: int, shares: Sequence[float], owed: Sequence[float] = (0, 0, 0)) -> list[int]:
+    """`total` in whole parts by `shares` (which sum to 1): each rounded down, what is left to the largest remainders.
+
+    Of equal remainders the part that is `owed` most is first, otherwise the first would gain in every stratum.
+    """
     exact = [total * share for share in shares]
     counts = [int(value + 1e-9) for value in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda index: (counts[index] - exact[index], index))
-    for index in by_remainder[: total - sum(counts)]:
+    remainders = [round(value - count, 9) for value, count in zip(exact, counts, strict=True)]
+    order = sorted(range(len(shares)), key=lambda index: (-remainders[index], -round(owed[index], 9), index))
+    for index in order[: total - sum(counts)]:
         counts[index] += 1
     return counts
 
@@ -73,8 +79,8 @@ def check_complete(table: pa.Table, shares: Sequence[float]) -> None:
     splits = _count_by(table, "split")
     if missing := [split for split in SPLITS if not splits[split]]:
         raise DataError(
-            f"split {', '.join(missing)} is empty: {table.num_rows} rows became {dict(splits)}, expected at least {smallest_class(shares)} "
-            "rows or groups for these shares. Add data, or change the shares in params.yaml's section split."
+            f"split {', '.join(missing)} is empty: {table.num_rows} rows became {dict(splits)}. With {_enough(shares)} rows (or groups) "
+            "none is, for these shares. Add data, or change the shares in params.yaml's section split."
         )
     counts = _class_counts(table)
     short = {label: count for label, count in counts.items() if any(not count[split] for split in SPLITS)}
@@ -84,15 +90,9 @@ def check_complete(table: pa.Table, shares: Sequence[float]) -> None:
         ]
         raise DataError(
             f"{len(short)} of {len(counts)} classes lack rows in a split:\n" + "\n".join(lines) + "\n"
-            f"A class needs at least {smallest_class(shares)} rows (or groups) for these shares. "
+            f"With {_enough(shares)} rows (or groups) a class is in every split, for these shares. "
             "Add images of it, merge it into another class, remove it, or change the shares in params.yaml's section split."
         )
-
-
-def smallest_class(shares: Sequence[float]) -> int:
-    """The fewest rows of which every split gets one, for this many rows and more."""
-    enough = (total for total in itertools.count(len(shares)) if all(min(largest_remainder(total + more, shares)) > 0 for more in range(3)))
-    return next(enough)
 
 
 def find_leaks(table: pa.Table) -> dict[str, list[str]]:
@@ -149,12 +149,20 @@ def _shuffled(units: list[_Unit], seed: int) -> list[_Unit]:
     return [units[index] for index in np.lexsort((keys, uniform(seed, 0, keys, "split")))]
 
 
-def _assign(units: list[_Unit], shares: Sequence[float]) -> list[str]:
-    """The split of each unit: by where its middle row falls among the rows of the stratum."""
+def _assign(units: list[_Unit], shares: Sequence[float], owed: list[float]) -> list[str]:
+    """The split of each unit: by where its middle row falls among the rows of the stratum. Updates `owed`."""
     sizes = np.array([len(unit.rows) for unit in units])
-    ends = np.cumsum(largest_remainder(int(sizes.sum()), shares))
+    total = int(sizes.sum())
+    counts = largest_remainder(total, shares, owed)
+    for index, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        owed[index] += total * share - count
     middles = np.cumsum(sizes) - sizes / 2
-    return [SPLITS[index] for index in np.searchsorted(ends, middles, side="right")]
+    return [SPLITS[index] for index in np.searchsorted(np.cumsum(counts), middles, side="right")]
+
+
+def _enough(shares: Sequence[float]) -> int:
+    """So many rows that even the smallest share is one of them."""
+    return math.ceil(1 / min(shares) - 1e-9)
 
 
 def _count_by(table: pa.Table, column: str) -> Counter[str]:

@@ -1,0 +1,72 @@
+"""Small pictures and params for the tests of the data room."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from slipway.data.sources import RawSample
+from slipway.files import sha256_bytes
+from slipway.params import CleanParams, DataParams
+from slipway.preprocess import ImageContract
+
+CLEAN = CleanParams(max_bad_share=0.5, min_side_px=4, max_pixels=10_000)
+CONTRACT = ImageContract(size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def pixels(seed: int, size_px: int = 8, channels: int = 3) -> NDArray[np.uint8]:
+    """(size_px, size_px, channels) noise."""
+    return np.random.default_rng(seed).integers(0, 256, (size_px, size_px, channels), dtype=np.uint8)
+
+
+def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    """The bytes of a file of `image`."""
+    buffer = io.BytesIO()
+    image.save(buffer, format=image_format, **options)
+    return buffer.getvalue()
+
+
+def picture(seed: int, size_px: int = 8, image_format: str = "PNG") -> bytes:
+    """An encoded picture of noise that depends on `seed` alone."""
+    return encode(Image.fromarray(pixels(seed, size_px)), image_format)
+
+
+def data_params(path: Path, **changes: Any) -> DataParams:
+    """`params.yaml`'s section data."""
+    values = {"task": "image_classification", "image_column": "image", "target_column": "label", "group_column": None}
+    return DataParams.model_validate({"path": str(path), **values, **changes})
+
+
+def sample(source: str, payload: bytes, label: str | None = None, target: float | None = None, group: str | None = None) -> RawSample:
+    """A raw sample that was read without a fault."""
+    return RawSample(source, payload, label, target, group, None)
+
+
+def write_parquet(path: Path, payloads: Sequence[bytes | None], labels: list[Any], **columns: list[Any]) -> Path:
+    """A table in the layout of the embedded data."""
+    images = [None if payload is None else {"bytes": payload, "path": f"{index}.png"} for index, payload in enumerate(payloads)]
+    pq.write_table(pa.table({"image": pa.array(images, IMAGE_TYPE), "label": labels, **columns}), path)
+    return path
+
+
+def write_folder(root: Path, classes: dict[str, list[bytes]]) -> Path:
+    """One sub-folder per class."""
+    for label, payloads in classes.items():
+        (root / label).mkdir(parents=True)
+        for index, payload in enumerate(payloads):
+            (root / label / f"{index}.png").write_bytes(payload)
+    return root
+
+
+def row(seed: int, label: str | None = "a", target: float | None = None, group: str | None = None) -> dict[str, Any]:
+    """A row of `rows.ROWS` with the id of the content `seed`."""
+    sha256 = sha256_bytes(str(seed).encode())
+    facts = {"width": 8, "height": 8, "bytes": 100, "sha256": sha256}
+    return {"id": sha256[:32], "source": str(seed), "label": label, "target": target, "group": group, **facts}

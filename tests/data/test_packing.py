@@ -1,0 +1,149 @@
+"""Packing: the same bytes for any number of workers, statistics of the training split alone, altered data refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from slipway import files
+from slipway.contract import Task
+from slipway.data.packed import open_split, read_manifest
+from slipway.data.packing import channel_statistics, check_disk_space, pack
+from slipway.data.rows import SPLIT_ROWS
+from slipway.data.sources import Fault, RawSample
+from slipway.errors import DataError, IntegrityError, UnavailableError
+from slipway.preprocess import array_from_bytes
+from tests.data.pictures import CONTRACT, picture, pixels, sample
+
+
+def data_set(count: int, task: Task = "image_classification") -> tuple[list[RawSample], pa.Table]:
+    samples = [sample(str(seed), picture(seed, 12)) for seed in range(count)]
+    rows = [_row(entry, index, task) for index, entry in enumerate(samples)]
+    return samples, pa.Table.from_pylist(rows, schema=SPLIT_ROWS)
+
+
+def _row(entry: RawSample, index: int, task: Task) -> dict[str, Any]:
+    sha256 = files.sha256_bytes(entry.payload)
+    answer = {"label": "ba"[index % 2], "target": None} if task == "image_classification" else {"label": None, "target": float(index)}
+    facts = {"group": None, "width": 12, "height": 12, "bytes": len(entry.payload), "sha256": sha256}
+    return {"id": sha256[:32], "source": entry.source, **answer, **facts, "split": ("train", "train", "val", "test")[index % 4]}
+
+
+def write(
+    root: Path, samples: list[RawSample], rows: pa.Table, num_workers: int = 1, task: Task = "image_classification"
+) -> dict[str, str]:
+    with files.new_directory(root) as folder:
+        assert sum(1 for _ in pack(samples, rows, CONTRACT, task, folder, num_workers)) == rows.num_rows
+    return {str(path.relative_to(root)): files.sha256_file(path) for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_every_image_lies_beside_its_id_and_class(tmp_path: Path) -> None:
+    samples, rows = data_set(20)
+    write(tmp_path / "packed", samples, rows)
+    manifest = read_manifest(tmp_path / "packed")
+    assert manifest.classes == ["a", "b"]
+    expected = {row["id"]: row for row in rows.to_pylist()}
+    for name in ("train", "val", "test"):
+        split = open_split(tmp_path / "packed", manifest, name, verify=True)
+        assert split.ids == sorted(sample_id for sample_id, row in expected.items() if row["split"] == name)
+        for index, sample_id in enumerate(split.ids):
+            row = expected[sample_id]
+            assert manifest.classes[int(split.targets[index])] == row["label"]
+            assert split.sources[index] == row["source"]
+            assert np.array_equal(split.images[index], array_from_bytes(samples[int(row["source"])].payload, CONTRACT))
+
+
+def test_the_order_of_samples_and_rows_does_not_matter(tmp_path: Path) -> None:
+    samples, rows = data_set(20)
+    expected = write(tmp_path / "a", samples, rows)
+    assert write(tmp_path / "b", samples[::-1], rows.take(list(range(20))[::-1])) == expected
+
+
+@pytest.mark.slow
+def test_the_number_of_workers_does_not_matter(tmp_path: Path) -> None:
+    samples, rows = data_set(700)
+    assert write(tmp_path / "one", samples, rows, 1) == write(tmp_path / "two", samples, rows, 2)
+
+
+def test_the_same_folder_can_be_packed_twice_in_one_process(tmp_path: Path) -> None:
+    samples, rows = data_set(20)
+    assert write(tmp_path / "packed", samples, rows) == write(tmp_path / "packed", samples, rows)
+
+
+def test_statistics_are_those_of_the_training_split(tmp_path: Path) -> None:
+    write(tmp_path / "packed", *data_set(20))
+    manifest = read_manifest(tmp_path / "packed")
+    train = open_split(tmp_path / "packed", manifest, "train").images.astype(np.float64) / 255
+    everything = [open_split(tmp_path / "packed", manifest, name).images for name in ("train", "val", "test")]
+    assert manifest.mean == pytest.approx(train.mean((0, 1, 2)).tolist(), abs=1e-12)
+    assert manifest.std == pytest.approx(train.std((0, 1, 2)).tolist(), abs=1e-12)
+    assert manifest.mean != pytest.approx((np.concatenate(everything) / 255).mean((0, 1, 2)).tolist(), abs=1e-6)
+
+
+def test_statistics_over_several_chunks_are_exact() -> None:
+    images = np.stack([pixels(seed, 4) for seed in range(600)])
+    mean, std = channel_statistics(images)
+    assert mean == pytest.approx((images / 255).mean((0, 1, 2)).tolist(), abs=1e-12)
+    assert std == pytest.approx((images / 255).std((0, 1, 2)).tolist(), abs=1e-12)
+    assert channel_statistics(images[::-1]) == (mean, std)
+
+
+def test_a_constant_channel_has_no_standard_deviation_of_zero() -> None:
+    assert channel_statistics(np.full((2, 4, 4, 1), 255, np.uint8)) == ([1.0], [1 / 255])
+
+
+def test_a_numeric_target_is_kept_with_its_scale(tmp_path: Path) -> None:
+    samples, rows = data_set(20, "image_regression")
+    write(tmp_path / "packed", samples, rows, task="image_regression")
+    manifest = read_manifest(tmp_path / "packed")
+    targets = open_split(tmp_path / "packed", manifest, "train").targets
+    assert manifest.classes == []
+    assert manifest.target_scale is not None
+    assert (manifest.target_scale.mean, manifest.target_scale.std) == pytest.approx((targets.mean(), targets.std()))
+    assert sorted(targets) == [index for index in range(20) if index % 4 < 2]
+
+
+def test_a_constant_numeric_target_is_refused(tmp_path: Path) -> None:
+    samples, rows = data_set(8, "image_regression")
+    constant = rows.set_column(rows.schema.get_field_index("target"), "target", pa.array([3.0] * 8))
+    with pytest.raises(DataError, match="all 4 targets of the training split are 3"):
+        write(tmp_path / "packed", samples, constant, task="image_regression")
+
+
+def altered(samples: list[RawSample]) -> Iterator[RawSample]:
+    for entry in samples:
+        if entry.source == "3":
+            yield sample("3", picture(99, 12))
+        elif entry.source == "4":
+            yield RawSample("4", b"", None, None, None, Fault("missing_file", "it went away"))
+        elif entry.source != "5":
+            yield entry
+
+
+def test_all_altered_and_missing_images_are_named_and_nothing_is_left(tmp_path: Path) -> None:
+    samples, rows = data_set(20)
+    with pytest.raises(IntegrityError) as raised:
+        write(tmp_path / "packed", list(altered(samples)), rows)
+    text = str(raised.value)
+    assert "3 of 20 images are not what they were" in text
+    assert "3: SHA-256" in text
+    assert "4: it went away" in text
+    assert "5: it is no longer there" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_packing_leaves_the_store_before_it(tmp_path: Path) -> None:
+    samples, rows = data_set(20)
+    expected = write(tmp_path / "packed", samples, rows)
+    with pytest.raises(IntegrityError):
+        write(tmp_path / "packed", samples[1:], rows)
+    assert {name: files.sha256_file(tmp_path / "packed" / name) for name in expected} == expected
+
+
+def test_too_little_disk_space_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    check_disk_space(tmp_path, 1)
+    with pytest.raises(UnavailableError, match=r"needs 1,073,741,888 MiB, .* MiB free"):
+        check_disk_space(tmp_path, 2**50)

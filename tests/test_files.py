@@ -1,0 +1,113 @@
+"""Atomic writes, digests and locks, with real processes where they matter."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipway import files
+from slipway.errors import IntegrityError, LockedError
+
+# A number that no process has: the largest is 2**22 on Linux.
+DEAD = 2**22 + 1
+
+
+def test_digests_are_sha256(tmp_path: Path) -> None:
+    payload = os.urandom(3_000_000)
+    (tmp_path / "a").write_bytes(payload)
+    assert files.sha256_file(tmp_path / "a") == files.sha256_bytes(payload) == hashlib.sha256(payload).hexdigest()
+
+
+def test_verified_bytes_are_those_that_were_digested(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    assert files.read_verified(tmp_path / "a", files.sha256_bytes(b"content")) == b"content"
+    with pytest.raises(IntegrityError, match="was altered"):
+        files.read_verified(tmp_path / "a", files.sha256_bytes(b"other"))
+
+
+def test_equal_values_have_equal_json() -> None:
+    assert files.canonical_json({"b": 1, "a": "ß"}) == files.canonical_json({"a": "ß", "b": 1})
+    assert files.digest_json({"a": 1}) != files.digest_json({"a": 2})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_has_no_numbers_that_other_readers_refuse(value: float) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.canonical_json(value)
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    files.write_text(tmp_path / "deep" / "a.txt", "one")
+    files.write_text(tmp_path / "deep" / "a.txt", "two")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "deep").iterdir()] == [("a.txt", "two")]
+
+
+def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"old": 1})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.write_json(tmp_path / "a.json", {"new": float("nan")})
+    assert (tmp_path / "a.json").read_text() == files.canonical_json({"old": 1})
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    (tmp_path / f"a.{DEAD}.partial").write_text("half")
+    (tmp_path / f"folder.{DEAD}.partial").mkdir()
+    (tmp_path / f"folder.{DEAD}.partial" / "half").touch()
+    files.write_text(tmp_path / "a", "whole")
+    with files.new_directory(tmp_path / "folder"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "folder"]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / f"a.{os.getppid()}.partial").write_text("being written")
+    (tmp_path / f"ab.{DEAD}.partial").write_text("another file's")
+    files.write_text(tmp_path / "a", "whole")
+    assert len(list(tmp_path.glob("*.partial"))) == 2
+
+
+def test_a_directory_takes_the_place_of_the_old_one_as_a_whole(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        with files.new_directory(tmp_path / "out") as folder:
+            (folder / name).touch()
+            assert not (tmp_path / "out" / "new").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+
+
+def _fill_and_stop(path: Path) -> None:
+    with files.new_directory(path) as folder:
+        (folder / "new").touch()
+        raise KeyboardInterrupt
+
+
+def test_a_directory_that_fails_vanishes_and_the_old_one_stays(tmp_path: Path) -> None:
+    with files.new_directory(tmp_path / "out") as folder:
+        (folder / "old").touch()
+    with pytest.raises(KeyboardInterrupt):
+        _fill_and_stop(tmp_path / "out")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["out", "out/old"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from slipway import files
+with files.lock(Path(sys.argv[1]), "training"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_keeps_a_second_process_out_until_the_first_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "lock"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LockedError, match=f"training is already running as process {holder.pid}"), files.lock(path, "training"):
+            pass
+        holder.kill()
+    with files.lock(path, "training"):
+        assert path.read_text() == str(os.getpid())

@@ -1,0 +1,112 @@
+"""params.yaml: strict, without defaults, and every mistake named at once."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.errors import ParamsError
+from slipway.params import Params, load_params, parse_params
+
+CONTENT: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """The project's own params with dotted keys changed: content(train__epochs=3)."""
+    changed = copy.deepcopy(CONTENT)
+    for key, value in changes.items():
+        *place, last = key.split("__")
+        section = changed
+        for part in place:
+            section = section[part]
+        section[last] = value
+    return changed
+
+
+def message(changed: dict[str, Any]) -> str:
+    with pytest.raises(ParamsError) as raised:
+        parse_params(changed)
+    return str(raised.value)
+
+
+def test_the_projects_own_params_are_valid() -> None:
+    assert load_params(Path("params.yaml")) == parse_params(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train__learning_rte": 0.1}, "train.learning_rte: unknown key; did you mean 'learning_rate'?"),
+        ({"trian": {}}, "trian: unknown key; did you mean 'train'?"),
+        ({"evaluate__gates__accuracy__mni": 0.1}, "mni: unknown key; did you mean 'min'?"),
+        ({"train__epochs": "thirty"}, "train.epochs: found 'thirty'"),
+        ({"train__epochs": 3.5}, "train.epochs: found 3.5"),
+        ({"train__epochs": True}, "train.epochs: found True"),
+        ({"train__epochs": 0}, "train.epochs: found 0"),
+        ({"seed": -1}, "seed: found -1"),
+        ({"data__task": "images"}, "data.task: found 'images'"),
+        ({"precompute__channels": 2}, "precompute.channels: found 2"),
+        ({"augment__horizontal_flip": 1.5}, "augment.horizontal_flip: found 1.5"),
+        ({"augment__scale": [1.1, 0.9]}, "scale [1.1, 0.9] goes from large to small"),
+        ({"split__train": 0.8}, "train 0.8 + val 0.15 + test 0.15 is 1.1, expected 1"),
+        ({"augment__crop_padding_px": 16}, "augment.crop_padding_px is 16, expected less than precompute.image_size_px 16"),
+        ({"compile__optimal_batch_size": 512}, "compile.optimal_batch_size is 512, above export.max_batch_size 256"),
+        ({"export__variants": ["fp16"], "compile__variant": "fp16"}, "lacks 'fp32'"),
+        ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
+        ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_tensorrt']"),
+        ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
+    ],
+)
+def test_a_mistake_is_named_with_what_was_found_and_expected(changes: dict[str, Any], words: str) -> None:
+    assert words in message(content(**changes))
+
+
+def _keys(model: dict[str, Any], place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    free_form = {("train", "network_arguments"), ("evaluate", "gates"), ("verify", "max_metric_loss")}
+    keys = []
+    for key, value in model.items():
+        keys.append((*place, key))
+        if isinstance(value, dict) and (*place, key) not in free_form:
+            keys += _keys(value, (*place, key))
+    return keys
+
+
+@pytest.mark.parametrize("place", _keys(CONTENT), ids=".".join)
+def test_no_key_has_a_default(place: tuple[str, ...]) -> None:
+    changed = content()
+    section = changed
+    for part in place[:-1]:
+        section = section[part]
+    del section[place[-1]]
+    assert f"{'.'.join(place)}: missing; it has no default" in message(changed)
+
+
+def test_every_mistake_is_named_at_once() -> None:
+    text = message(content(seed="x", train__epochs=0, clean__min_sid=3))
+    assert "has 3 mistakes" in text
+    assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))
+
+
+def test_params_cannot_be_changed_afterwards() -> None:
+    params: Params = parse_params(CONTENT)
+    with pytest.raises(ValueError, match="frozen"):
+        params.train.epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "is missing"),
+        ("a: [", "is not YAML"),
+        ("- 1", "holds list"),
+        ("", "holds NoneType"),
+        ("!!python/object:os.system {}", "is not YAML"),
+    ],
+)
+def test_a_file_that_holds_no_params_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(ParamsError, match=words):
+        load_params(tmp_path / "params.yaml")

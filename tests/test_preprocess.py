@@ -1,0 +1,148 @@
+"""Bytes to pixels: every mode and orientation is read sensibly, and what cannot be read is named."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from slipway.errors import ImageError
+from slipway.preprocess import FORMATS, ImageContract, array_from_bytes, decode_image
+
+NOISE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+
+
+def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=image_format, **options)
+    return buffer.getvalue()
+
+
+def contract(size_px: int = 4, **changes: Any) -> ImageContract:
+    values = {"channels": 3, "fit": "stretch", "interpolation": "nearest", "max_pixels": 1000}
+    return ImageContract.model_validate({"size_px": size_px, **values, **changes})
+
+
+def read(image: Image.Image, image_format: str = "PNG", options: dict[str, Any] | None = None, **changes: Any) -> Any:
+    return array_from_bytes(encode(image, image_format, **(options or {})), contract(**changes))
+
+
+def rule_of(payload: bytes) -> str:
+    with pytest.raises(ImageError) as raised:
+        decode_image(payload, 1000)
+    return raised.value.rule
+
+
+def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
+    square = NOISE[:, :6]
+    assert np.array_equal(read(Image.fromarray(square), size_px=6), square)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_any_image_becomes_the_contracts_shape(channels: int, fit: str, interpolation: str) -> None:
+    array = read(Image.fromarray(NOISE), channels=channels, fit=fit, interpolation=interpolation)
+    assert (array.shape, array.dtype) == ((4, 4, channels), np.uint8)
+
+
+def test_crop_keeps_the_middle_and_pad_keeps_everything() -> None:
+    oblong = np.zeros((4, 12, 3), np.uint8)
+    oblong[:, 4:8] = 200
+    assert (read(Image.fromarray(oblong), fit="crop") == 200).all()
+    padded = read(Image.fromarray(oblong), fit="pad", size_px=12)
+    assert padded[:4].max() == padded[8:].max() == 0
+    assert np.array_equal(padded[4:8], oblong)
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_every_format_is_read(image_format: str) -> None:
+    grey = Image.new("RGB", (8, 8), (90, 90, 90))
+    assert np.abs(read(grey, image_format).astype(int) - 90).max() <= 2
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(255, 0), (0, 255), (128, 127)])
+def test_transparency_is_laid_over_white(alpha: int, expected: int) -> None:
+    assert (read(Image.new("RGBA", (8, 8), (0, 0, 0, alpha))) == expected).all()
+    assert (read(Image.new("LA", (8, 8), (0, alpha)), channels=1) == expected).all()
+
+
+def test_a_palette_is_looked_up() -> None:
+    image = Image.new("P", (8, 8), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    assert read(image)[0, 0].tolist() == [10, 20, 30]
+    assert read(image, options={"transparency": 1})[0, 0].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_to_eight(image_format: str) -> None:
+    values = np.array([[0, 257, 32896, 65535]] * 4, np.uint16)
+    assert read(Image.fromarray(values), image_format, channels=1)[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_one_bit_becomes_black_and_white() -> None:
+    assert np.unique(read(Image.new("1", (8, 8), 1), channels=1)).tolist() == [255]
+
+
+def test_cmyk_becomes_rgb() -> None:
+    red = read(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "TIFF")[0, 0]
+    assert red.tolist() == [255, 0, 0]
+
+
+def test_an_image_is_turned_upright_by_its_orientation() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored on its side: turn it clockwise
+    upright = decode_image(encode(Image.fromarray(NOISE), exif=exif), 1000)
+    assert upright.size == (6, 9)
+    assert np.array_equal(np.asarray(upright), np.rot90(NOISE, -1))
+
+
+def test_the_first_frame_of_several_is_read() -> None:
+    frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
+    assert (read(frames[0], "TIFF", {"save_all": True, "append_images": frames[1:]}, channels=1) == 10).all()
+
+
+@pytest.mark.parametrize(
+    ("payload", "rule"),
+    [
+        (b"", "empty"),
+        (b"words", "undecodable"),
+        (bytes(100), "undecodable"),
+        (encode(Image.new("L", (8, 8)), "GIF"), "undecodable"),
+        (encode(Image.new("F", (8, 8)), "TIFF"), "undecodable"),
+        (encode(Image.fromarray(NOISE))[:-40], "truncated"),
+        (encode(Image.new("1", (1001, 1))), "pixel_bomb"),
+        (encode(Image.new("1", (20_000, 20_000))), "pixel_bomb"),
+    ],
+    ids=["nothing", "text", "zeros", "gif", "float", "truncated", "one pixel too many", "far too many"],
+)
+def test_what_cannot_be_read_is_refused_by_name(payload: bytes, rule: str) -> None:
+    assert rule_of(payload) == rule
+
+
+def test_as_many_pixels_as_allowed_are_read() -> None:
+    assert decode_image(encode(Image.new("1", (1000, 1))), 1000).size == (1000, 1)
+
+
+def outcome(payload: bytes) -> str:
+    """The rule under which bytes are refused, or "read". Any other error than ImageError goes through."""
+    try:
+        array = array_from_bytes(payload, contract())
+    except ImageError as error:
+        return error.rule
+    return "read" if array.shape == (4, 4, 3) else "misread"
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"BM", b"II*\0", b"RIFF\0\0\0\0WEBPVP8 "]))
+def test_no_bytes_raise_anything_but_an_image_error(payload: bytes, signature: bytes) -> None:
+    assert outcome(signature + payload) in {"read", "empty", "undecodable", "truncated", "pixel_bomb"}
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_a_flipped_byte_is_read_or_refused_by_name(image_format: str) -> None:
+    good = encode(Image.fromarray(NOISE), image_format)
+    damaged = [good[:position] + bytes([good[position] ^ 0x5A]) + good[position + 1 :] for position in range(len(good))]
+    assert {outcome(payload) for payload in damaged} <= {"read", "undecodable", "truncated", "pixel_bomb"}
