@@ -162,7 +162,7 @@ def open_engine(root: Path, bundle: LoadedBundle) -> EngineRunner:
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise EngineError(f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`.")
-    _check_tensors(engine, bundle, (tensorrt.uint8, tensorrt.float32))
+    _check_tensors(engine, bundle, (tensorrt.DataType.UINT8, tensorrt.DataType.FLOAT))
     return EngineRunner(engine, bundle, passport, CudaDevice())
 
 

@@ -16,7 +16,7 @@ BUNDLE = Path("artifacts/bundle")
 
 def run(params: Params) -> None:
     """Export, check and bundle."""
-    from slipway.export.bundling import ExportRows, Trained, report_lines, write_bundle
+    from slipway.export.bundling import ExportRows, Trained, report_table, write_bundle
     from slipway.export.lineage import trace_lineage
     from slipway.export.variants import calibration_rows
     from slipway.training.networks import load_network, read_model_card
@@ -39,7 +39,7 @@ def run(params: Params) -> None:
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
     with files.new_directory(BUNDLE) as folder:
         reports = write_bundle(folder, trained, rows, params.export, lineage)
-    print("\n".join(report_lines(reports)))
+    print(report_table(reports))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch import nn
 
 from slipway import files
 from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.console import number, size, text_table
 from slipway.contract import Task
 from slipway.export.graph import INPUT_NAME, check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.lineage import package_versions
@@ -60,7 +61,7 @@ class VariantReport:
     """One line of the table that the stage prints."""
 
     variant: str
-    size_kib: float
+    num_bytes: int
     max_difference: float  # from fp32, on the validation rows
     latency_ms: float  # median for one row on the CPU
 
@@ -84,16 +85,15 @@ def write_bundle(root: Path, trained: Trained, rows: ExportRows, params: ExportP
     return reports
 
 
-def report_lines(reports: list[VariantReport]) -> list[str]:
-    """The table that the stage prints."""
-    head = f"{'variant':<16}{'size':>12}{'max difference':>18}{'1 row, CPU':>14}"
-    rows = [f"{line.variant:<16}{line.size_kib:>8.1f} KiB{line.max_difference:>18.2g}{line.latency_ms:>11.3f} ms" for line in reports]
-    return [head, *rows]
+def report_table(reports: list[VariantReport]) -> str:
+    """What the stage prints."""
+    rows = [[line.variant, size(line.num_bytes), number(line.max_difference), number(line.latency_ms)] for line in reports]
+    return text_table(["variant", "size", "max difference", "ms, 1 row on the CPU"], rows)
 
 
 def _export_fp32(trained: Trained, rows: ExportRows, params: ExportParams) -> bytes:
     graph = export_graph(trained.network, trained.input, trained.output, opset=params.opset, max_batch_size=params.max_batch_size)
-    sizes = sorted({size for size in _PARITY_BATCH_SIZES if size < params.max_batch_size} | {params.max_batch_size})
+    sizes = sorted({batch for batch in _PARITY_BATCH_SIZES if batch < params.max_batch_size} | {params.max_batch_size})
     prove_parity(trained.network, graph, trained.output, rows.validation, batch_sizes=sizes, max_difference=_PARITY)
     return graph
 
@@ -116,7 +116,7 @@ def _make(variant: str, fp32: bytes, trained: Trained, rows: ExportRows, root: P
 def _check(variant: str, graph: bytes, reference: NDArray[np.float32], trained: Trained, rows: ExportRows) -> VariantReport:
     runner = _open(graph, variant)
     difference = refuse_broken(variant, runner, reference, rows.validation, trained.output)
-    return VariantReport(variant, len(graph) / 1024, difference, _latency_ms(runner, rows.validation[:1]))
+    return VariantReport(variant, len(graph), difference, _latency_ms(runner, rows.validation[:1]))
 
 
 def _open(graph: bytes, variant: str) -> Runner:

@@ -98,7 +98,7 @@ def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
-    config.set_timing_cache(config.create_timing_cache(request.timing_cache), False)
+    _restore_timings(config, request.timing_cache)
     batches = (request.profile.smallest, request.profile.optimal, request.profile.largest)
     profile = builder.create_optimization_profile()
     profile.set_shape(request.input_name, *((batch, *request.image_shape) for batch in batches))
@@ -107,6 +107,13 @@ def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, request.compute_capability), 0)
     return config
+
+
+def _restore_timings(config: Any, saved: bytes) -> None:
+    """Use earlier timings; those of another GPU or TensorRT are left out, and the build only takes longer."""
+    cache = config.create_timing_cache(saved)
+    if cache is None or not config.set_timing_cache(cache, False):
+        config.set_timing_cache(config.create_timing_cache(b""), False)
 
 
 def _collecting_logger(trt: Any) -> Any:
@@ -118,7 +125,7 @@ def _collecting_logger(trt: Any) -> Any:
             self.problems: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
                 self.problems.append(message)
 
     return CollectingLogger()

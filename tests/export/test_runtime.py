@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.cuda_device import call_cuda
+from slipway.cuda_device import CudaDevice, call_cuda
 from slipway.errors import EngineError, UnavailableError
 from slipway.passport import write_engine
 from slipway.runtime import EngineRunner, open_engine, open_onnx, this_machine, why_unavailable
@@ -148,6 +148,12 @@ def test_a_cuda_error_has_its_name_in_the_message() -> None:
     assert call_cuda(Cuda, "cudaMalloc", 10) == 4096
     with pytest.raises(EngineError, match="cudaMalloc failed with 2"):
         call_cuda(Cuda, "cudaMalloc", 1000)
+
+
+@pytest.mark.skipif(why_unavailable("cuda") is None, reason="there is a GPU")
+def test_without_a_gpu_cuda_says_so_in_its_own_words() -> None:
+    with pytest.raises(EngineError, match=r"cudaStreamCreate failed with cudaError\w+"):
+        CudaDevice()
 
 
 def test_an_unknown_provider_is_refused_by_name() -> None:

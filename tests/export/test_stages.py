@@ -112,7 +112,7 @@ def test_without_a_gpu_compile_leaves_a_receipt_with_the_reason(
 def test_without_a_gpu_a_required_engine_fails_the_stage(project: Path, monkeypatch: pytest.MonkeyPatch, export_params: Params) -> None:
     monkeypatch.chdir(project)
     required = export_params.model_copy(update={"compile": export_params.compile.model_copy(update={"require": True})})
-    with pytest.raises(EngineError, match="compile.require is true, but no engine can be built here"):
+    with pytest.raises(EngineError, match=r"compile\.require is true, but no engine can be built here"):
         compile_stage.run(required)
     assert not (project / "artifacts/engine").exists()
 

@@ -1,0 +1,119 @@
+"""The HTTP hop from start to stop, with a real process that looks its answers up instead of computing them."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.bundle import LoadedBundle
+from slipway.certificate import Execution, Hop
+from slipway.export.comparison import Comparison, Measurement, TestRows, failed
+from slipway.export.http_hop import Payload
+from slipway.export.service_hop import ServiceHop, not_tried
+from slipway.metrics import Resampling
+from slipway.params import Params
+from tests.export.small_bundle import LABELS, write_small_bundle
+
+pytestmark = pytest.mark.slow
+
+SERVICE = """
+import hashlib, http.server, json, sys
+port, book = int(sys.argv[sys.argv.index("--port") + 1]), json.load(open(sys.argv[1]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.answer(book[self.path])
+    def do_POST(self): self.answer(book[hashlib.sha256(self.rfile.read(int(self.headers["content-length"]))).hexdigest()])
+    def answer(self, content):
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+PAYLOADS = [bytes([number]) for number in range(12)]
+FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+
+
+def outputs() -> NDArray[np.float32]:
+    raw = np.random.default_rng(0).random((len(PAYLOADS), len(LABELS)))
+    shares: NDArray[np.float32] = (raw / raw.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares
+
+
+def comparison() -> Comparison:
+    names = [hashlib.sha256(payload).hexdigest()[:32] for payload in PAYLOADS]
+    images = np.zeros((len(names), 4, 4, 1), dtype=np.uint8)
+    rows = TestRows("image_classification", LABELS, names, names, images, outputs().argmax(axis=1).astype(np.float64))
+    return Comparison(rows, Resampling(seed=1, num_samples=100, confidence=0.95))
+
+
+def run_hop(
+    tmp_path: Path, params: Params, answers: NDArray[np.float32], behind: Execution = FP32, command: list[str] | None = None
+) -> Hop:
+    bundle = write_small_bundle(tmp_path / "bundle")
+    (tmp_path / "service.py").write_text(SERVICE)
+    (tmp_path / "book.json").write_text(json.dumps(make_book(bundle, answers, behind)))
+    service = ServiceHop(command or [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")], {}, tmp_path / "log")
+    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0)
+    reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
+    return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)
+
+
+def payloads(rows: TestRows) -> Iterator[Payload]:
+    return (Payload(position, rows.ids[position], content) for position, content in enumerate(PAYLOADS))
+
+
+def make_book(bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execution) -> dict[str, Any]:
+    execution = {"requested": {"provider": "auto", "variant": "auto"}, "actual": behind.model_dump()}
+    book: dict[str, Any] = {"/readyz": {}, "/model": {"model_version": bundle.version, "execution": execution}}
+    for payload, row in zip(PAYLOADS, answers, strict=True):
+        probabilities = dict(zip(LABELS, row.tolist(), strict=True))
+        answer = {"label": LABELS[int(row.argmax())], "probabilities": probabilities, "model_version": bundle.version}
+        book[hashlib.sha256(payload).hexdigest()] = answer
+    return book
+
+
+def test_a_service_that_answers_like_its_runtime_agrees(tmp_path: Path, export_params: Params) -> None:
+    hop = run_hop(tmp_path, export_params, outputs())
+    assert (hop.status, hop.reference, hop.rows, hop.max_difference) == ("agrees", "onnxruntime/cpu/fp32", len(PAYLOADS), 0.0)
+    assert hop.requested.provider == "auto"
+    assert hop.actual == FP32.model_copy(update={"backend": "http"})
+
+
+def test_a_service_that_resizes_otherwise_differs_with_the_worst_row(tmp_path: Path, export_params: Params) -> None:
+    answers = outputs()
+    answers[5] += np.array([1e-3, -1e-3, 0], dtype=np.float32)
+    hop = run_hop(tmp_path, export_params, answers)
+    assert (hop.name, hop.status, hop.worst_row) == ("http", "differs", comparison().rows.ids[5])
+
+
+def test_a_service_that_mixes_up_two_callers_differs(tmp_path: Path, export_params: Params) -> None:
+    answers = outputs()
+    answers[[2, 3]] = answers[[3, 2]]
+    assert run_hop(tmp_path, export_params, answers).status == "differs"
+
+
+def test_a_service_that_runs_what_no_hop_has_proven_differs(tmp_path: Path, export_params: Params) -> None:
+    unproven = FP32.model_copy(update={"provider": "cuda"})
+    hop = run_hop(tmp_path, export_params, outputs(), behind=unproven)
+    assert hop.status == "differs"
+    assert "runs onnxruntime/cuda/fp32, which is none of the executed hops" in hop.reason
+
+
+def test_a_service_that_does_not_start_differs_with_its_last_words(tmp_path: Path, export_params: Params) -> None:
+    hop = run_hop(tmp_path, export_params, outputs(), command=[sys.executable, "-c", "raise SystemExit('no model here')"])
+    assert hop.status == "differs"
+    assert "no model here" in hop.reason
+
+
+def test_after_an_earlier_fault_the_service_is_not_tried() -> None:
+    hop = not_tried(failed("onnxruntime/cpu/fp32", FP32, "wrong"))
+    assert (hop.name, hop.status) == ("http", "not_executed")
+    assert "onnxruntime/cpu/fp32 comes before and differs" in hop.reason
