@@ -15,7 +15,7 @@ class CudaDevice:
     """One stream of GPU 0 and the memory that was allocated through it."""
 
     def __init__(self) -> None:
-        from cuda.bindings import runtime  # type: ignore[import-untyped]
+        from cuda.bindings import runtime
 
         self._cuda = runtime
         self._stream = self._call("cudaStreamCreate")

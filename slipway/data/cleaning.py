@@ -43,7 +43,7 @@ RULES = {
     "too_small": "a side shorter than clean.min_side_px",
     "conflicting_label": "the same picture under different classes; all of them are refused",
     "conflicting_target": "the same picture with different numbers; all of them are refused",
-    "duplicate": "the same picture again; one of them is kept",
+    "exact_duplicate": "the same picture again; one of them is kept",
 }
 _MAX_EXAMPLES = 20
 _MAX_SHOWN = 3
@@ -102,7 +102,7 @@ def collect(inspected: Iterable[Inspected]) -> Cleaned:
             refused += [(sample, conflict) for sample in same]
             continue
         kept.append(same[0])
-        refused += [(sample, Fault("duplicate", f"the same picture as {same[0].source}")) for sample in same[1:]]
+        refused += [(sample, Fault("exact_duplicate", f"the same picture as {same[0].source}")) for sample in same[1:]]
     if len(kept) + len(refused) != len(everything):
         raise AssertionError(f"{len(kept)} kept + {len(refused)} refused is not {len(everything)} read")
     return Cleaned(_rows(kept), _quarantine(refused), len(everything))
@@ -250,7 +250,7 @@ def _quarantine(refused: list[tuple[Inspected, Fault]]) -> pa.Table:
             "source": sample.source,
             "rule": fault.rule,
             "detail": fault.detail,
-            "severity": "duplicate" if fault.rule == "duplicate" else "error",
+            "severity": "duplicate" if fault.rule == "exact_duplicate" else "error",
         }
         for sample, fault in refused
     ]
@@ -268,6 +268,6 @@ def _examples(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 def _listing(quarantine: pa.Table) -> str:
     lines = []
     for rule, rows in _by_rule(quarantine).items():
-        lines.append(f"  {rule}: {len(rows)}" + (" (duplicates do not count as bad)" if rule == "duplicate" else ""))
+        lines.append(f"  {rule}: {len(rows)}" + (" (duplicates do not count as bad)" if rule == "exact_duplicate" else ""))
         lines += [f"    {row['source']}: {row['detail']}" for row in rows[:_MAX_SHOWN]]
     return "\n".join(lines)

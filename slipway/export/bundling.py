@@ -16,13 +16,13 @@ from torch import nn
 
 from slipway import files
 from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
-from slipway.console import number, size, text_table
 from slipway.contract import Task
 from slipway.export.graph import INPUT_NAME, check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.lineage import package_versions
 from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, refuse_broken, run_in_batches
 from slipway.params import ExportParams
 from slipway.preprocess import ImageContract
+from slipway.reports.console import number, size, text_table
 from slipway.runtime import Runner, open_onnx
 
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6

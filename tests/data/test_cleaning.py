@@ -73,7 +73,7 @@ def test_of_equal_pixels_one_is_kept_whatever_the_bytes() -> None:
     samples += [sample("copy", samples[0].payload, "cat"), sample("other", picture(2), "cat")]
     cleaned = clean(*samples)
     assert len(kept(cleaned)) == 2
-    assert set(refused(cleaned).values()) == {"duplicate"}
+    assert set(refused(cleaned).values()) == {"exact_duplicate"}
     assert cleaned.num_bad == 0
 
 
