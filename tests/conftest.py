@@ -11,10 +11,10 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep pytest's temporary folders in .work: nothing is written outside the checkout."""
+    """Keep temporary folders inside the checkout, and not in a hidden folder, where `bentoml build` refuses to read."""
     if config.option.basetemp is None:
-        (ROOT / ".work").mkdir(exist_ok=True)
-        config.option.basetemp = str(ROOT / ".work" / "pytest")
+        (ROOT / "tmp").mkdir(exist_ok=True)
+        config.option.basetemp = str(ROOT / "tmp" / "pytest")
 
 
 @pytest.fixture
