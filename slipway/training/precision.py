@@ -5,6 +5,7 @@ DeepSpeed casts every parameter and leaves buffers in float32, which BatchNorm r
 the dtype of its parameters. Names and shapes of weights stay as they are.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ def fit_into_half(network: ImageNetwork, dtype: torch.dtype) -> None:
 
 def allow_float16_on_cpu() -> None:
     """Lift DeepSpeed's refusal of fp16 on the CPU, which is there because oneDNN is slow at it; torch's kernels are there."""
+    os.environ["DS_ACCELERATOR"] = "cpu"  # read at the import
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     CPU_Accelerator.is_fp16_supported = lambda _: True

@@ -74,6 +74,7 @@ def silence_chatter() -> None:
         ".*all_gather_into_tensor.*",
         ".*reduce_scatter_tensor.*",
         ".*isinstance\\(treespec, LeafSpec\\).*",
+        ".*When saving the DeepSpeed Stage 3 checkpoint.*",
         ".*Checkpoint directory .* exists and is not empty.*",
     ):
         warnings.filterwarnings("ignore", message=text)

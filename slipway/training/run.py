@@ -154,6 +154,8 @@ def _draw(plan: AugmentPlan, size_px: int, epoch: int, keys: Any) -> Any:
 
 
 def _prepare_process(placement: Placement, network: ImageNetwork) -> None:
+    # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if placement.accelerator == "cpu":
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // placement.devices))
     if placement.half_dtype:

@@ -1,0 +1,94 @@
+"""A small project to train in: two classes of 8 px images, bright above or bright below."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from slipway import files
+from slipway.data import packed
+from slipway.data.augmentation import AugmentPlan, write_plan
+from slipway.preprocess import ImageContract
+from slipway.training.networks import NetworkSpec
+
+ROOT = Path(__file__).parents[2]
+ARGUMENTS = {"width": 16, "blocks": [1, 1], "dropout": 0.1, "normalisation": "batch"}
+CONTRACT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+
+
+def spec(**changes: Any) -> NetworkSpec:
+    values = {
+        "task": "image_classification",
+        "name": "small_resnet",
+        "arguments": ARGUMENTS,
+        "classes": ["above", "below"],
+        "input": CONTRACT,
+        "mean": [0.5],
+        "std": [0.25],
+        "target_scale": None,
+    }
+    return NetworkSpec(**{**values, **changes})
+
+
+def split_of(num_rows: int, start: int = 0) -> packed.PackedSplit:
+    """Rows whose ids do not follow their positions."""
+    generator = np.random.default_rng(start)
+    targets = generator.integers(0, 2, num_rows)
+    images = generator.integers(0, 160, (num_rows, 8, 8, 1), dtype=np.uint8)
+    for image, target in zip(images, targets, strict=True):
+        image[4 * target : 4 * target + 4] += 60
+    ids = [files.sha256_bytes(f"{start + row}".encode())[:32] for row in range(num_rows)]
+    return packed.PackedSplit(images=images, targets=targets.astype(np.float64), ids=ids, sources=ids)
+
+
+def write_project(root: Path, **train: Any) -> Path:
+    """A folder that `python -m stages.train` runs in, with `train` put into the params."""
+    splits: dict[str, packed.PackedSplitManifest] = {}
+    for name, num_rows in {"train": 150, "val": 61}.items():
+        split, folder = split_of(num_rows, 1000 * len(splits)), root / "data/packed" / name
+        folder.mkdir(parents=True)
+        np.save(folder / "images.npy", split.images)
+        splits[name] = packed.write_split(folder, split.ids, split.sources, split.targets)
+    manifest = packed.PackedManifest(
+        format_version=1,
+        task="image_classification",
+        input=CONTRACT,
+        classes=["above", "below"],
+        mean=[0.42],
+        std=[0.2],
+        target_scale=None,
+        splits=splits,
+    )
+    packed.write_manifest(root / "data/packed", manifest)
+    plan = AugmentPlan(
+        format_version=1,
+        seed=7,
+        rotation_deg=5.0,
+        scale=(0.9, 1.1),
+        crop_padding_px=0,
+        horizontal_flip=0.5,
+        vertical_flip=0.0,
+        offline=None,
+    )
+    write_plan(root / "data/augmented", plan)
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    settings = {
+        "network_arguments": ARGUMENTS,
+        "epochs": 4,
+        "batch_size": 32,
+        "learning_rate": 0.01,
+        "warmup_epochs": 1.0,
+        "checkpoint_every_epochs": 1,
+        "devices": 1,
+        "accelerator": "cpu",
+    }
+    params["train"].update(settings, **train)
+    files.write_text(root / "params.yaml", yaml.safe_dump(params))
+    return root
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return write_project(tmp_path)

@@ -1,0 +1,42 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway import files
+from slipway.params import load_params
+from slipway.training.fingerprint import Fingerprint, code_of_stage, take_fingerprint
+from slipway.training.strategies import Machine, place
+
+PIPELINE = "stages:\n  train:\n    cmd: python -m stages.train\n    deps:\n      - data/packed\n      - code.py\n"
+
+
+def _take(project: Path, **train: Any) -> Fingerprint:
+    params = load_params(project / "params.yaml").train.model_copy(update=train)
+    placement = place(params, Machine(num_gpus=0, has_bfloat16=True, num_started=None))
+    return take_fingerprint(7, params, placement, project / "data/packed", project / "data/augmented", project)
+
+
+def test_nothing_changed_is_the_same_training(project: Path) -> None:
+    assert _take(project).digest == _take(project).digest
+
+
+@pytest.mark.parametrize("train", [{"learning_rate": 0.5}, {"devices": 2}, {"precision": "bf16-mixed"}])
+def test_a_changed_parameter_is_another_training(project: Path, train: dict[str, Any]) -> None:
+    assert _take(project, **train).digest != _take(project).digest
+
+
+@pytest.mark.parametrize("name", ["data/packed/manifest.json", "data/augmented/plan.json", "code.py"])
+def test_a_changed_file_is_another_training_and_is_named(project: Path, name: str) -> None:
+    files.write_text(project / "dvc.yaml", PIPELINE)
+    files.write_text(project / "code.py", "ONE = 1\n")
+    before = _take(project)
+    files.write_text(project / name, (project / name).read_text() + " ")
+    after = _take(project)
+    assert after.digest != before.digest
+    assert len(before.differences(after)) == 1
+    assert name in before.differences(after)[0]
+
+
+def test_a_pipeline_without_code_is_no_error(tmp_path: Path) -> None:
+    assert code_of_stage(tmp_path / "dvc.yaml", "train") == []
