@@ -69,15 +69,18 @@ def hop_table(hops: list[Hop], task: Task) -> str:
 
 
 def summarise(certificate: Certificate) -> dict[str, Any]:
-    """What `dvc metrics show` prints of a certificate: for each executed hop a few numbers."""
+    """Two columns for `dvc metrics show`, and for each executed hop a few numbers in a list, which DVC skips."""
+    executed = [hop for hop in certificate.hops if hop.rows]
     return {
         "certified": int(certificate.status == "certified"),
-        "hops": {hop.name: _numbers(hop, certificate.metric) for hop in certificate.hops if hop.rows},
+        "hops_executed": len(executed),
+        "hops": [_numbers(hop, certificate.metric) for hop in executed],
     }
 
 
-def _numbers(hop: Hop, metric: str) -> dict[str, float]:
+def _numbers(hop: Hop, metric: str) -> dict[str, str | float]:
     found = {
+        "name": hop.name,
         "agrees": int(hop.status == "agrees"),
         "rows": hop.rows,
         "flipped": len(hop.flipped),

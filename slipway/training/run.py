@@ -206,11 +206,10 @@ def _finish(
         {
             "epochs": save.epoch,
             "kept_epoch": save.kept_epoch,
-            "kept": _short(metrics),
-            "last": _short(save.history[-1]),
-            "rows": {"train": data.num_train, "val": len(data.val)},
-            "requested": requested.model_dump(mode="json"),
-            "actual": save.actual.model_dump(mode="json"),
+            **_short(metrics),
+            "strategy": save.actual.strategy,
+            "precision": save.actual.precision,
+            "processes": save.actual.world_size,
         },
     )
     save_checkpoint(paths.checkpoint, card, weights)

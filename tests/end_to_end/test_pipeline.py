@@ -67,7 +67,7 @@ def test_a_second_repro_does_nothing(finished: Project) -> None:
 
 def test_the_summary_prints_one_table(finished: Project) -> None:
     text = finished.shell("python -m slipway.reports.summary")
-    for expected in ("accuracy", "F1", "fp16", "int8", "not executed", "make serve"):
+    for expected in ("accuracy", "f1_macro", "fp16", "int8", "not executed", "make serve"):
         assert expected in text, text
 
 

@@ -27,7 +27,7 @@ def test_the_service_answers_with_the_certified_model(finished: Project) -> None
     assert content["label"] == "cross"
     assert set(content["probabilities"]) == set(SHAPES)
     assert content["model_version"] == load_bundle(finished.path / "artifacts/bundle").version
-    assert card["actual"]["provider"] == "cpu"
+    assert card["execution"]["actual"]["provider"] == "cpu"
 
 
 def test_wrong_requests_get_one_error_shape_and_the_next_right_one_is_answered(finished: Project) -> None:

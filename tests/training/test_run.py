@@ -45,7 +45,7 @@ def _digest(project: Path) -> str:
 
 
 def _accuracy(project: Path) -> float:
-    return float(json.loads((project / "metrics/train.json").read_text())["kept"]["val_accuracy"])
+    return float(json.loads((project / "metrics/train.json").read_text())["val_accuracy"])
 
 
 def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> None:
@@ -154,5 +154,5 @@ def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) 
     for devices in (1, 2):
         project = write_project(tmp_path / str(devices), devices=devices, network_arguments=exact, epochs=2)
         assert _train(project).returncode == 0
-        losses.append(json.loads((project / "metrics/train.json").read_text())["last"]["train_loss"])
+        losses.append(json.loads((project / "metrics/train.json").read_text())["train_loss"])
     assert np.isclose(losses[0], losses[1], rtol=0, atol=1e-5)
