@@ -79,7 +79,7 @@ def summarise(certificate: Certificate) -> dict[str, Any]:
 
 
 def _numbers(hop: Hop, metric: str) -> dict[str, str | float]:
-    found = {
+    found: dict[str, str | float | None] = {
         "name": hop.name,
         "agrees": int(hop.status == "agrees"),
         "rows": hop.rows,

@@ -20,7 +20,7 @@ def first_picture(project: Project) -> Path:
 def test_the_service_answers_with_the_certified_model(finished: Project) -> None:
     with finished.service() as address:
         wait_until_ready(address)
-        answer = httpx.post(f"{address}/predict", files={"image": first_picture(finished).open("rb")})
+        answer = httpx.post(f"{address}/predict", files={"image": first_picture(finished).read_bytes()})
         card = httpx.get(f"{address}/model").json()
     assert answer.status_code == 200, answer.text
     content = answer.json()
@@ -74,5 +74,5 @@ def test_a_built_bento_serves_from_an_empty_folder(finished: Project, tmp_path: 
     (elsewhere.path / ".bentoml").symlink_to(finished.path / ".bentoml")
     with elsewhere.service(f"bentoml serve {tag}") as address:
         wait_until_ready(address)
-        answer = httpx.post(f"{address}/predict", files={"image": first_picture(finished).open("rb")})
+        answer = httpx.post(f"{address}/predict", files={"image": first_picture(finished).read_bytes()})
     assert answer.json()["label"] == "cross"
