@@ -5,6 +5,7 @@ augmentation and dropout are functions of `seed`, so equal inputs give equal wei
 """
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -174,6 +175,8 @@ class _SetupCheck(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_actual(self._placement.expected, actual_setup(trainer))
+        # Lightning 2.6 would note SIGTERM and go on, and several processes then wait for each other forever (seen).
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a save is whole at any moment, so ending at once loses no more than a kill
 
 
 def _finish(

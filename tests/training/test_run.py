@@ -74,6 +74,16 @@ def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_pat
     assert curves[0] == curves[1]
 
 
+def test_sigterm_ends_every_process_at_once(tmp_path: Path) -> None:
+    project = write_project(tmp_path, devices=2, strategy="ddp", epochs=1000)
+    with subprocess.Popen(TRAIN, cwd=project, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert any("epoch    2/1000" in line for line in process.stdout)
+        process.terminate()
+        assert process.wait(timeout=30) == -signal.SIGTERM
+        process.stdout.read()  # ends when the other rank, which holds the pipe too, has ended
+
+
 def test_a_damaged_save_is_named_and_the_one_before_it_is_taken(tmp_path: Path) -> None:
     whole, damaged = write_project(tmp_path / "whole", epochs=4), write_project(tmp_path / "damaged", epochs=4)
     assert _train(whole).returncode == 0
