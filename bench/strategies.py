@@ -1,0 +1,104 @@
+"""Does DeepSpeed on two processes, in bf16 and in fp16, reach what DDP and one process reach?
+
+`python -m bench.strategies`, after `dvc repro`, trains and evaluates the packed data of this checkout once for each
+strategy and seed, in folders of its own under tmp/, and prints and writes one table.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.conditions import conditions
+from slipway import files
+
+ROOT = Path.cwd()
+SCRATCH = ROOT / "tmp" / "bench" / "strategies"
+RESULT = Path("bench/results/strategies.md")
+SEEDS = (7, 1, 2)
+SETUPS = (
+    ("single", "32-true", 1),
+    ("ddp", "32-true", 2),
+    ("deepspeed_stage_1", "bf16-mixed", 2),
+    ("deepspeed_stage_2", "bf16-mixed", 2),
+    ("deepspeed_stage_2", "16-mixed", 2),
+    ("deepspeed_stage_3", "bf16-mixed", 2),
+)
+
+
+@dataclass
+class Runs:
+    """All seeds of one setup."""
+
+    strategy: str
+    precision: str
+    processes: int
+    accuracies: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    num_rows: int = 0
+
+    def line(self) -> str:
+        accuracies = ", ".join(f"{accuracy:.4f}" for accuracy in self.accuracies)
+        median = f"{statistics.median(self.accuracies):.4f}"
+        return (
+            f"| {self.strategy} | {self.precision} | {self.processes} | {median} | {accuracies} | {statistics.median(self.seconds):.0f} |"
+        )
+
+
+def prepare(runs: Runs, seed: int) -> Path:
+    """A folder with this checkout's data, in which the stages run with changed params."""
+    folder = SCRATCH / f"{runs.strategy}-{runs.precision}-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "data").mkdir(parents=True)
+    for name in ("packed", "augmented"):
+        (folder / "data" / name).symlink_to(ROOT / "data" / name)
+    params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["seed"] = seed
+    params["train"] |= {"strategy": runs.strategy, "precision": runs.precision, "devices": runs.processes, "accelerator": "cpu"}
+    params["evaluate"]["gates"] = {}
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    return folder
+
+
+def run(runs: Runs, seed: int) -> None:
+    """Train and evaluate once."""
+    folder = prepare(runs, seed)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for stage in ("train", "evaluate"):
+        begin = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=variables, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{stage} in {folder} failed:\n{done.stdout}\n{done.stderr}")
+        if stage == "train":
+            runs.seconds.append(time.perf_counter() - begin)
+    metrics = json.loads((folder / "metrics/evaluate.json").read_text())
+    runs.accuracies.append(metrics["accuracy"])
+    runs.num_rows = metrics["rows"]
+
+
+def main() -> None:
+    """All seeds of all setups, in turns."""
+    everything = [Runs(*setup) for setup in SETUPS]
+    for seed in SEEDS:
+        for runs in everything:
+            run(runs, seed)
+            print(f"seed {seed}: {runs.line()}", flush=True)
+    lines = ["| Strategy | Precision | Processes | Test accuracy, median | of each seed | Training, s |", "|---|---|---|---|---|---|"]
+    lines += [runs.line() for runs in everything]
+    note = f"The params of this checkout, seeds {', '.join(map(str, SEEDS))}, {everything[0].num_rows} test rows, on the CPU over gloo."
+    text = "\n".join(lines)
+    print(text)
+    versions = conditions("torch", "pytorch-lightning", "deepspeed")
+    files.write_text(ROOT / RESULT, f"# Strategies on two CPU processes\n\n{text}\n\n{note}\n{versions}\n")
+
+
+if __name__ == "__main__":
+    main()
