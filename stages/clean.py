@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from tqdm import tqdm
-
 from slipway import files
 from slipway.command import run_stage
 from slipway.data import cleaning, sources
+from slipway.data.progress import progress
 from slipway.data.rows import QUARANTINE, ROWS, write_table
 from slipway.errors import DataError
 from slipway.params import Params
@@ -20,7 +19,7 @@ def run(params: Params) -> None:
     """Clean `data.path`; DataError when too much of it is bad, with all of that in `.work/clean/quarantine.parquet`."""
     samples = sources.read_samples(params.data)
     inspected = cleaning.clean_samples(samples, params.clean, num_workers=0)
-    cleaned = cleaning.collect(tqdm(inspected, desc="clean", total=sources.count_samples(params.data), unit="image"))
+    cleaned = cleaning.collect(progress(inspected, "clean", sources.count_samples(params.data)))
     try:
         cleaning.check_usable(cleaned, params.clean, params.data.task)
     except DataError as error:

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from tqdm import tqdm
-
 from slipway import files
 from slipway.command import run_stage
 from slipway.data import packing, sources
+from slipway.data.progress import progress
 from slipway.data.rows import SPLIT_ROWS, read_table
 from slipway.params import Params
 from slipway.preprocess import ImageContract
@@ -29,7 +28,7 @@ def run(params: Params) -> None:
     samples = sources.read_samples(params.data, rows["source"].to_pylist())
     with files.new_directory(PACKED) as folder:
         packed = packing.pack(samples, rows, contract, params.data.task, folder, wanted.num_workers)
-        for _ in tqdm(packed, desc="precompute", total=rows.num_rows, unit="image"):
+        for _ in progress(packed, "precompute", rows.num_rows):
             pass
     print(f"packed {rows.num_rows} images of {contract.size_px}x{contract.size_px}x{contract.channels} into {PACKED}")
 
