@@ -19,7 +19,9 @@ from slipway.reports.console import number, text_table
 _REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")
 
 
-def make_certificate(bundle: LoadedBundle, hops: list[Hop], digests: dict[str, str], *, draft: bool) -> Certificate:
+def make_certificate(
+    bundle: LoadedBundle, hops: list[Hop], digests: dict[str, str], *, engine_digest: str | None = None, draft: bool
+) -> Certificate:
     """The certificate of these hops: a draft while HTTP is missing, else certified or refused."""
     agreeing = {hop.name for hop in hops if hop.status == "agrees"}
     is_certified = first_fault(hops) is None and agreeing.issuperset(_REQUIRED)
@@ -29,6 +31,7 @@ def make_certificate(bundle: LoadedBundle, hops: list[Hop], digests: dict[str, s
         status="draft" if draft else verdict,
         metric=METRIC[bundle.manifest.task],
         bundle_digest=bundle.digest,
+        engine_digest=engine_digest,
         digests=digests,
         hops=hops,
         hardware=describe_hardware(),

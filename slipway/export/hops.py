@@ -68,13 +68,13 @@ class HopRunner:
                 reason = why_unavailable(provider)
                 yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, self._onnx_opener(requested))
 
-    def run_engine(self, root: Path) -> Measured:
-        """The TensorRT engine in `root`. One whose passport does not fit differs: it must not be served."""
+    def run_engine(self, root: Path, digest: str | None = None) -> Measured:
+        """The TensorRT engine in `root`, whose passport has `digest`. One that does not fit differs: it must not be served."""
         receipt = read_receipt(root)
         if receipt:
             return not_executed(f"tensorrt/{receipt.requested.variant}", receipt.requested, receipt.reason), None
         requested = read_passport(root).requested
-        return self._run(f"tensorrt/{requested.variant}", requested, lambda: open_engine(root, self._bundle))
+        return self._run(f"tensorrt/{requested.variant}", requested, lambda: open_engine(root, self._bundle, digest))
 
     def _run(self, name: str, requested: Execution, opener: Callable[[], Runner]) -> Measured:
         rows, manifest = self._comparison.rows, self._bundle.manifest
