@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.model import ServedModel
 from serving.responses import ERRORS
+from slipway.tether import tether_to
 
 STAGES = ("read", "decode", "queue", "infer", "encode")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -108,6 +109,12 @@ def open_server_directory(parent: Path) -> None:
     own.mkdir(parents=True)
     os.environ[_SERVER_DIRECTORY] = str(own)
     atexit.register(shutil.rmtree, own, ignore_errors=True)
+
+
+def tether_to_server() -> None:
+    """Called by a worker: it ends with the server that started it, which otherwise leaves it on the port when killed."""
+    if _SERVER_DIRECTORY in os.environ:
+        tether_to(int(Path(os.environ[_SERVER_DIRECTORY]).name))
 
 
 def _enter_server_directory() -> None:

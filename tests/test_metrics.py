@@ -183,7 +183,7 @@ def test_a_resample_that_misses_a_class_is_not_held_against_a_perfect_network() 
 def test_the_accuracy_has_wilsons_interval(hits: int, rows: int, low: float, high: float) -> None:
     found = classification_metrics([0] * rows, one_hot([0] * hits + [1] * (rows - hits), 2), FEW)
     for name in WILSON:
-        assert (found[name].low, found[name].high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+        assert [found[name].low, found[name].high] == pytest.approx([low, high], abs=5e-5)
         assert found[name].low <= found[name].value <= found[name].high
 
 
