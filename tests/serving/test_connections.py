@@ -151,7 +151,8 @@ def test_a_connection_that_asks_again_and_again_is_kept(server: Server) -> None:
             connection.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
             received = b""
             while not received.endswith(b'{"status":"alive"}'):
-                assert (data := connection.recv(65536)), received
+                data = connection.recv(65536)
+                assert data, "the service closed the connection"
                 received += data
             time.sleep(TIMEOUT_S / 3)
 
