@@ -36,9 +36,9 @@ def seconds_to_import(module: str) -> float:
 
 def started(folder: Path, payload: bytes) -> dict[str, float]:
     """One start: seconds until it is alive and until it is ready, and megabytes of the worker and of the server."""
-    paths = {"bundle": ARTIFACTS / "bundle", "certificate": ARTIFACTS / "certificate.json", "engine": ARTIFACTS / "engine"}
+    bundle, certificate = ARTIFACTS / "bundle", ARTIFACTS / "certificate.json"
     begin = time.perf_counter()
-    with running(folder, provider="cpu", **paths) as server:
+    with running(folder, provider="cpu", bundle=bundle, certificate=certificate) as server:
         server.wait("/livez")
         alive = time.perf_counter() - begin
         server.wait("/readyz")
