@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 
+from slipway.files import is_alive
+
 _PR_SET_PDEATHSIG = 1  # prctl(2); it survives execve
 
 
 def tether_to(parent: int) -> None:
-    """SIGTERM for this process as soon as its parent dies, and at once if `parent` is not its parent any more."""
+    """SIGTERM for this process as soon as its parent dies, and at once if `parent` is already dead."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
+    if not is_alive(parent):
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -55,9 +55,12 @@ def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]
 
 def raise_if_refused(certificate: Certificate, path: Path) -> None:
     """ParityError that names the first bad hop and its worst row."""
-    hop = first_fault(certificate.hops)
-    if certificate.status != "refused" or hop is None:
+    if certificate.status != "refused":
         return
+    hop = first_fault(certificate.hops)
+    if hop is None:
+        absent = ", ".join(name for name in _REQUIRED if name not in {hop.name for hop in certificate.hops})
+        raise ParityError(f"nothing ran as {absent}, without which there is no certificate. Run `dvc repro export`.")
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
     raise ParityError(f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row} All hops are in {path}.")

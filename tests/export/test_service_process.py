@@ -100,6 +100,15 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
+def test_a_process_whose_parent_died_before_it_was_tethered_ends_at_once(root: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for parent, code in ((dead.pid, -signal.SIGTERM), (os.getpid(), 7)):
+        command = [sys.executable, "-m", "slipway.tether", str(parent), sys.executable, "-c", "raise SystemExit(7)"]
+        assert subprocess.run(command, cwd=root, check=False).returncode == code
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
 def test_a_killed_parent_takes_its_service_along(tmp_path: Path, root: Path) -> None:
     parent_code = f"""
         import httpx, sys, time
