@@ -7,8 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-
-from slipway.files import is_alive
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # prctl(2); it survives execve
 
@@ -18,8 +17,17 @@ def tether_to(parent: int) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if not is_alive(parent):
+    if _is_dead(parent):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_dead(process: int) -> bool:
+    """Gone, or a zombie that nobody has waited for yet."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in ("Z", "X")
 
 
 if __name__ == "__main__":

@@ -182,20 +182,26 @@ def test_they_are_counted(server: Server) -> None:
     assert counted() == before + 1
 
 
-def killed_server(folder: Path, urls: list[str]) -> None:
+def killed_server(folder: Path, urls: list[str], *, ready: bool) -> None:
     with running(folder) as server:
-        server.wait()
+        if ready:
+            server.wait()
+        else:  # its worker has begun, and is not yet tied to it
+            while not Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text():
+                time.sleep(0.01)
         urls.append(server.url)
         os.kill(server.process.pid, signal.SIGKILL)
+        time.sleep(2)  # a zombie all this time: nobody has waited for it
         server.process.wait()
 
 
 @pytest.mark.skipif(os.uname().sysname != "Linux", reason="the tether is Linux's")
-def test_a_killed_server_leaves_no_worker_on_its_port(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_killed_server_leaves_no_worker_on_its_port(tmp_path: Path, ready: bool) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     urls: list[str] = []
     with pytest.raises(AssertionError):  # it did not end cleanly
-        killed_server(tmp_path, urls)
+        killed_server(tmp_path, urls, ready=ready)
     url, still_listens = httpx.URL(urls[0]), True
     for _ in range(100):
         time.sleep(0.05)
