@@ -133,11 +133,16 @@ def table(all_measured: list[Measured]) -> str:
     return "\n".join(lines)
 
 
-def conditions() -> str:
+def machine() -> str:
+    """The day, the machine and the versions of what is measured."""
     versions = ", ".join(f"{name} {installed(name)}" for name in PACKAGES)
-    machine = f"{os.cpu_count()} cores ({platform.machine()}, {platform.system()}), Python {platform.python_version()}"
+    cores = f"{os.cpu_count()} cores ({platform.machine()}, {platform.system()}), Python {platform.python_version()}"
+    return f"{time.strftime('%Y-%m-%d')}, {cores}, {versions}"
+
+
+def conditions() -> str:
     return (
-        f"{time.strftime('%Y-%m-%d')}, {machine}, {versions}.\n"
+        f"{machine()}.\n"
         f"{NUM_CONNECTIONS} connections, client on the same cores, n = {NUM_ROUNDS} rounds of {ROUND_SECONDS:g} s in turns; "
         f"load average at the end {os.getloadavg()[0]:.1f}. A tiny linear graph on 8x8 RGB PNGs, one worker."
     )

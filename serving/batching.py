@@ -101,12 +101,15 @@ def _fail(batch: list[_Waiting], error: Exception) -> None:
             waiting.answer.set_exception(error)
 
 
-def padded(run: Run) -> Run:
-    """`run` on batches padded to a power of two: only sizes that were warmed up reach a runtime that plans for each size."""
+def padded(run: Run, max_batch_size: int) -> Run:
+    """`run` on batches padded to a power of two, or to the largest batch if that is less.
+
+    So only sizes that were warmed up reach a runtime that plans for each size.
+    """
 
     def run_padded(batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         num_rows = len(batch)
-        missing = next_power_of_two(num_rows) - num_rows
+        missing = min(next_power_of_two(num_rows), max_batch_size) - num_rows
         padding: Any = [(0, missing)] + [(0, 0)] * (batch.ndim - 1)
         return run(np.pad(batch, padding))[:num_rows]
 

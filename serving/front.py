@@ -23,6 +23,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 PASSED_ON = ("/docs.json", "/schema.json")  # BentoML answers: OpenAPI, and what bentoml.SyncHTTPClient asks for
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_SANE_HOST = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")
 _READING = ("GET", "HEAD")
 
 
@@ -143,7 +144,10 @@ class Front:
         return json_response(self._inference.require_model().card())
 
     async def _index(self, request: Request) -> Response:
-        return Response(200, self._page, "text/html; charset=utf-8", (("content-security-policy", "default-src 'none'"),))
+        host = request.headers.get(b"host", b"")
+        page = self._page.replace(b"ADDRESS", host if _SANE_HOST.fullmatch(host) else b"127.0.0.1:3000")
+        policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+        return Response(200, page, "text/html; charset=utf-8", (("content-security-policy", policy),))
 
 
 def _request_id(headers: Headers) -> str:

@@ -77,7 +77,7 @@ def load_model(settings: Settings) -> ServedModel:
     check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)
-    run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run)
+    run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)
     _warm_up(run, bundle.manifest, max_batch_size)
     return ServedModel(bundle, certificate, selection, max_batch_size, run)
 

@@ -14,6 +14,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.model import ServedModel
 from serving.responses import ERRORS
+from slipway.files import is_alive
+from slipway.tether import tether_to
 
 STAGES = ("read", "decode", "queue", "infer", "encode")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -101,13 +103,19 @@ def open_server_directory(parent: Path) -> None:
     BentoML has one folder for all servers of a BENTOML_HOME, and empties it whenever another starts.
     """
     for leftover in parent.glob("*"):
-        if leftover.name.isdigit() and not _is_running(int(leftover.name)):
+        if leftover.name.isdigit() and not is_alive(int(leftover.name)):
             shutil.rmtree(leftover, ignore_errors=True)
     own = parent / str(os.getpid())
     shutil.rmtree(own, ignore_errors=True)  # of an earlier process of the same number
     own.mkdir(parents=True)
     os.environ[_SERVER_DIRECTORY] = str(own)
     atexit.register(shutil.rmtree, own, ignore_errors=True)
+
+
+def tether_to_server() -> None:
+    """Called by a worker: it ends with the server that started it, which otherwise leaves it on the port when killed."""
+    if _SERVER_DIRECTORY in os.environ:
+        tether_to(int(Path(os.environ[_SERVER_DIRECTORY]).name))
 
 
 def _enter_server_directory() -> None:
@@ -118,15 +126,5 @@ def _enter_server_directory() -> None:
 def _forget_dead_workers(directory: Path) -> None:
     """Their gauges, that is: what they counted stays."""
     for worker in {int(file.stem.rpartition("_")[2]) for file in directory.glob("gauge_live*.db")}:
-        if not _is_running(worker):
+        if not is_alive(worker):
             multiprocess.mark_process_dead(worker, str(directory))  # type: ignore[no-untyped-call]
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -12,9 +12,11 @@ from starlette.types import Send
 
 # docs/serving.md says when each is given; a test compares the two.
 ERRORS = {
+    "malformed_request": 400,
     "malformed_body": 400,
     "not_found": 404,
     "method_not_allowed": 405,
+    "header_timeout": 408,
     "body_timeout": 408,
     "length_required": 411,
     "body_too_large": 413,
@@ -28,10 +30,12 @@ ERRORS = {
     "truncated": 422,
     "pixel_bomb": 422,
     "queue_full": 429,
+    "headers_too_large": 431,
     "internal": 500,
     "model_failed": 500,
     "invalid_answer": 500,
     "not_ready": 503,
+    "too_many_connections": 503,
     "deadline_exceeded": 504,
 }
 RETRY_AFTER = ("retry-after", "1")  # seconds
@@ -77,6 +81,12 @@ def error_response(refusal: Refusal, request_id: str) -> Response:
 
 async def send_response(response: Response, request_id: str, send: Send, *, with_body: bool = True) -> None:
     """Send a whole response; `with_body` is false for HEAD."""
+    await send({"type": "http.response.start", "status": response.status, "headers": encoded_headers(response, request_id)})
+    await send({"type": "http.response.body", "body": response.body if with_body else b""})
+
+
+def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, bytes]]:
+    """All headers of an answer."""
     headers = [
         ("content-type", response.content_type),
         ("content-length", str(len(response.body))),
@@ -85,6 +95,4 @@ async def send_response(response: Response, request_id: str, send: Send, *, with
         ("x-request-id", request_id),
         *response.headers,
     ]
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    await send({"type": "http.response.start", "status": response.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": response.body if with_body else b""})
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

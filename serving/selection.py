@@ -2,6 +2,7 @@
 
 What is asked for by name is done or refused. `auto` takes the first that is possible here *and* that
 the certificate says agrees; what it passes over is kept with the reason and shown in the log and in /model.
+A file that was altered or swapped since it was certified is never passed over: nothing is served then.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from slipway import runtime
 from slipway.bundle import LoadedBundle
 from slipway.certificate import Certificate, Execution
 from slipway.errors import EngineError, UnavailableError
+from slipway.passport import read_passport
 from slipway.runtime import Runner
 
 
@@ -30,11 +32,14 @@ class Selection:
 
 
 def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -> Selection:
-    """Load the first candidate that is possible and certified; UnavailableError with all reasons if there is none."""
+    """Load the first candidate that is possible and certified.
+
+    UnavailableError with all reasons if there is none; IntegrityError or BundleError if a file is not the certified one.
+    """
     passed_over: list[str] = []
     for provider, variant in _candidates(settings):
         try:
-            runner = _open(settings, bundle, provider, variant)
+            runner = _open(settings, bundle, certificate, provider, variant)
             _require_agreement(certificate, runner.actual)
             return Selection(runner, {"provider": settings.provider, "variant": settings.variant}, passed_over)
         except (UnavailableError, EngineError) as error:
@@ -53,9 +58,9 @@ def _candidates(settings: Settings) -> Iterator[tuple[str, str]]:
                 yield provider, variant
 
 
-def _open(settings: Settings, bundle: LoadedBundle, provider: str, variant: str) -> Runner:
+def _open(settings: Settings, bundle: LoadedBundle, certificate: Certificate, provider: str, variant: str) -> Runner:
     if provider == "tensorrt":
-        return _open_engine(settings, bundle, variant)
+        return _open_engine(settings, bundle, certificate, variant)
     reason = runtime.why_unavailable(provider)
     if reason:
         raise UnavailableError(f"{reason}.")
@@ -70,8 +75,11 @@ def _open(settings: Settings, bundle: LoadedBundle, provider: str, variant: str)
     )
 
 
-def _open_engine(settings: Settings, bundle: LoadedBundle, variant: str) -> Runner:
-    runner = runtime.open_engine(settings.engine, bundle)
+def _open_engine(settings: Settings, bundle: LoadedBundle, certificate: Certificate, variant: str) -> Runner:
+    if certificate.engine_digest is None:
+        read_passport(settings.engine)  # where there is no engine it says so itself
+        raise UnavailableError(f"the certificate was made without the engine in {settings.engine}; run `dvc repro verify`.")
+    runner = runtime.open_engine(settings.engine, bundle, certificate.engine_digest)
     if variant not in ("any", runner.actual.variant):
         raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
     return runner

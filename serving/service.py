@@ -21,9 +21,10 @@ from bentoml.exceptions import BentoMLConfigException, BentoMLException
 from bentoml.validators import ContentType
 from starlette.types import ASGIApp
 
+from serving.connections import limit_connections
 from serving.front import Front
 from serving.inference import Inference
-from serving.monitoring import open_server_directory
+from serving.monitoring import open_server_directory, tether_to_server
 from serving.responses import Refusal
 from serving.settings import SettingsError, read_settings
 
@@ -45,7 +46,10 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
         """The application that a worker serves; behind another service (`bentoml.depends`) it is BentoML's own."""
         application: ASGIApp = super().to_asgi(is_main)
-        return Front(application, inference()) if is_main else application
+        if not is_main:
+            return application
+        limit_connections(inference())
+        return Front(application, inference())
 
     @property
     def doc(self) -> str:
@@ -90,6 +94,7 @@ class Slipway:
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Begin to load the model."""
+        tether_to_server()
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
         if SETTINGS.workers > 1:

@@ -43,6 +43,7 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 16 << 20
     max_batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
+    max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
 
     @field_validator("bundle", "certificate", "engine")

@@ -1,12 +1,13 @@
 """The certificate: for each hop from the trained network to live HTTP, how well it agrees with the one before.
 
 `stages/verify.py` writes it; the service is not ready without one that fits its bundle. It speaks
-of files by digest, so it cannot be carried over to other weights.
+of files by digest, so it cannot be carried over to other weights, and its last word is the digest of
+itself: refused when a single bit changed. That finds damage and edits, not an author who seals again.
 """
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -53,6 +54,7 @@ class Certificate(Contract):
     status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
     metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
     bundle_digest: str  # hex SHA-256 of bundle.json
+    engine_digest: str | None  # hex SHA-256 of the engine's passport.json; null where there was no engine
     digests: dict[str, str]  # hex SHA-256 by path of everything the hops read
     hops: list[Hop]
     hardware: dict[str, str]
@@ -60,14 +62,15 @@ class Certificate(Contract):
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:
-    """Write a certificate atomically."""
-    files.write_json(path, certificate.model_dump(mode="json"))
+    """Write a certificate with its own digest, atomically."""
+    files.write_bytes(path, _sealed(certificate.model_dump(mode="json")))
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Read a certificate; CertificateError if it is missing or not understood."""
+    """Read a certificate; CertificateError if it is missing, not understood, or has another byte than was written."""
     try:
-        content = json.loads(path.read_bytes())
+        payload = path.read_bytes()
+        content = json.loads(payload)
     except FileNotFoundError:
         raise CertificateError(f"{path} is missing: nothing proves this bundle. Run `dvc repro verify`.") from None
     except ValueError as error:
@@ -77,6 +80,9 @@ def read_certificate(path: Path) -> Certificate:
         raise CertificateError(
             f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Run `dvc repro verify`."
         )
+    content.pop("digest", None)
+    if not _is_sealed(payload, content):
+        raise CertificateError(f"{path} was altered: it is not what its own `digest` was made from. Run `dvc repro --force verify`.")
     try:
         return Certificate.model_validate(content)
     except ValidationError as error:
@@ -99,3 +105,15 @@ def check_certificate(certificate: Certificate, bundle: LoadedBundle, *, accept_
     raise CertificateError(
         f"the certificate of bundle {bundle.version} is {certificate.status!r}, expected 'certified' ({detail}). Run `dvc repro verify`."
     )
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    """Canonical JSON with the SHA-256 of the canonical JSON without it: exactly one sequence of bytes for a content."""
+    return files.canonical_json(content | {"digest": files.digest_json(content)}).encode()
+
+
+def _is_sealed(payload: bytes, content: dict[str, Any]) -> bool:
+    try:
+        return payload == _sealed(content)
+    except ValueError:  # NaN, or half of a surrogate pair: what we never write
+        return False

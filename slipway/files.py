@@ -104,7 +104,7 @@ def _remove_leftovers(path: Path) -> None:
     """Remove what killed writers of `path` left; what a living process writes is its own."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
         writer = leftover.name.split(".")[-2]
-        if writer.isdecimal() and int(writer) != os.getpid() and _is_alive(int(writer)):
+        if writer.isdecimal() and int(writer) != os.getpid() and is_alive(int(writer)):
             continue
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -112,7 +112,8 @@ def _remove_leftovers(path: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether a process of that number is running."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,13 +1,15 @@
-"""How good predictions are: metrics in float64 with bootstrap intervals, on numpy alone.
+"""How good predictions are: metrics in float64 with intervals, on numpy alone.
 
-Every row counts once. NaN, no rows and shapes that do not fit are refused. A class that no row has, or
-that is never predicted, scores 0 in precision, recall and F1, as with scikit-learn's `zero_division=0`.
-The intervals are percentiles of resampled test rows (Efron and Tibshirani 1993, chapter 13): they tell how
-much the number would move with other rows, not with another training run; a perfect score gets no width.
+Every row counts once. NaN, no rows and shapes that do not fit are refused. A class that is never predicted,
+or that no row has, scores 0, as with scikit-learn's `zero_division=0`; one that is neither does not count.
+The intervals tell how much a number would move with other test rows, not with another training run. The
+accuracy has Wilson's score interval (1927), which has a width even where every row is right; the others have
+percentiles of resampled rows (Efron and Tibshirani 1993, chapter 13), which have none there.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +22,7 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 _CHUNK_NUMBERS = 1 << 22  # resamples are drawn in chunks of about this many numbers, 32 MiB each
+_ACCURACIES = ("accuracy", "precision_micro", "recall_micro", "f1_micro")  # all are the share of rows that are right
 _SUM_TOLERANCE = 0.01  # float16 probabilities do not sum to 1 exactly; logits are far away
 
 
@@ -71,7 +74,9 @@ def classification_metrics(targets: ArrayLike, probabilities: ArrayLike, resampl
     samples = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     rows = _resampled_rows(len(loss), resampling.num_samples, generator)
     samples["log_loss"] = np.concatenate([loss[chosen].mean(axis=1) for chosen in rows])
-    return _with_intervals("image_classification", values, samples, resampling, len(loss))
+    measured = _with_intervals("image_classification", values, samples, resampling, len(loss))
+    low, high = wilson_interval(int(np.trace(matrix)), len(loss), resampling.confidence)
+    return {name: metric.model_copy(update={"low": low, "high": high} if name in _ACCURACIES else {}) for name, metric in measured.items()}
 
 
 def regression_metrics(targets: ArrayLike, values: ArrayLike, resampling: Resampling) -> dict[str, Metric]:
@@ -89,6 +94,17 @@ def regression_metrics(targets: ArrayLike, values: ArrayLike, resampling: Resamp
     chunks = [_regression_scores(actual[chosen], predicted[chosen]) for chosen in rows]
     samples = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     return _with_intervals("image_regression", _regression_scores(actual, predicted), samples, resampling, len(actual))
+
+
+def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[float, float]:
+    """Bounds in [0, 1] of a share that was found to be `num_hits` of `num_rows`.
+
+    E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927) 209-212.
+    """
+    share, square = num_hits / num_rows, NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / num_rows
+    centre = (share + square / 2) / (1 + square)
+    reach = np.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    return min(share, max(0.0, float(centre - reach))), max(share, min(1.0, float(centre + reach)))
 
 
 def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -> Int:
@@ -118,15 +134,16 @@ def class_scores(counts: ClassCounts) -> ClassScores:
 def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
     """Every metric that follows from the confusion matrix, (...) float64, over the leading axes of `counts`.
 
-    macro: mean over all K classes; weighted: by the rows that have the class; micro: over all rows, which is the
-    accuracy when each row has one class. Balanced accuracy is the mean recall of the classes that occur.
+    macro: mean over the classes that occur or are predicted, so that a resample without some class is not held
+    against the network; weighted: by the rows that have the class; micro: over all rows, which is the accuracy
+    when each row has one class. Balanced accuracy is the mean recall of the classes that occur.
     """
     per_class, total = class_scores(counts), counts.actual.sum(axis=-1)
-    accuracy = _share(counts.hits.sum(axis=-1), total)
+    accuracy, num_seen = _share(counts.hits.sum(axis=-1), total), (counts.actual + counts.predicted > 0).sum(axis=-1)
     scores = {"accuracy": accuracy, "balanced_accuracy": _share(per_class.recall.sum(axis=-1), (counts.actual > 0).sum(axis=-1))}
     for name in ("precision", "recall", "f1"):
         values: Float = getattr(per_class, name)
-        scores[f"{name}_macro"] = values.mean(axis=-1)
+        scores[f"{name}_macro"] = _share(values.sum(axis=-1), num_seen)
         scores[f"{name}_micro"] = accuracy
         scores[f"{name}_weighted"] = _share((values * counts.actual).sum(axis=-1), total)
     return scores

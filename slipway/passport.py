@@ -18,7 +18,7 @@ from slipway import files
 from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
 from slipway.contract import Contract
-from slipway.errors import EngineError, UnavailableError
+from slipway.errors import EngineError, IntegrityError, UnavailableError
 
 FORMAT_VERSION = 1
 PLAN = "engine.plan"
@@ -90,18 +90,28 @@ def read_receipt(root: Path) -> Receipt | None:
     path = root / RECEIPT
     if not path.exists():
         return None
-    return _parse(Receipt, path)
+    return _parse(Receipt, path, path.read_bytes())
 
 
-def read_passport(root: Path) -> Passport:
-    """The passport in `root`; UnavailableError where no engine was built, EngineError if it is not understood."""
+def read_passport(root: Path, digest: str | None = None) -> Passport:
+    """The passport in `root`; with `digest`, the very one that was certified, and through it the very engine.
+
+    UnavailableError where no engine was built, EngineError if it is not understood, IntegrityError if it has another digest.
+    """
     receipt = read_receipt(root)
     if receipt is not None:
         raise UnavailableError(f"{root} holds no engine: {receipt.reason}. Run `dvc repro compile` on a machine with a GPU and TensorRT.")
     path = root / PASSPORT
     if not path.exists():
         raise UnavailableError(f"{path} is missing: {root} holds no engine. Run `dvc repro compile`.")
-    return _parse(Passport, path)
+    payload = path.read_bytes()
+    found = files.sha256_bytes(payload)
+    if digest not in (None, found):
+        raise IntegrityError(
+            f"the engine in {root} is not the one that was certified: {PASSPORT} has the SHA-256 {found}, the certificate names {digest}. "
+            "Run `dvc repro verify`, or put the certified engine back."
+        )
+    return _parse(Passport, path, payload)
 
 
 def check_origin(passport: Passport, bundle: LoadedBundle) -> None:
@@ -135,31 +145,28 @@ def check_machine(passport: Passport, machine: Machine) -> None:
 
 
 def read_plan(root: Path, passport: Passport) -> bytes:
-    """The engine, the very bytes its passport was written for; EngineError if it is missing or altered."""
+    """The engine, the very bytes its passport was written for; EngineError if it is missing, IntegrityError if altered."""
     path = root / PLAN
     try:
-        plan = path.read_bytes()
+        return files.read_verified(path, passport.engine_sha256)
     except FileNotFoundError:
         raise EngineError(f"{path} is missing, but {PASSPORT} is there. Run `dvc repro --force compile`.") from None
-    if files.sha256_bytes(plan) != passport.engine_sha256:
-        raise EngineError(f"{path} was altered: its SHA-256 is not the one in {PASSPORT}. Run `dvc repro --force compile`.")
-    return plan
 
 
 def _differences(pairs: dict[str, tuple[object, object]]) -> str:
     return "; ".join(f"{name}: built with {built}, here {here}" for name, (built, here) in pairs.items() if built != here)
 
 
-def _parse(kind: type[Record], path: Path) -> Record:
+def _parse(kind: type[Record], path: Path, payload: bytes) -> Record:
     try:
-        return kind.model_validate(_read(path))
+        return kind.model_validate(_decode(path, payload))
     except ValidationError as error:
         raise EngineError(f"{path} is not a valid {kind.__name__.lower()}: {error}. Run `dvc repro --force compile`.") from error
 
 
-def _read(path: Path) -> Any:
+def _decode(path: Path, payload: bytes) -> Any:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(payload)
     except ValueError as error:
         raise EngineError(f"{path} is not JSON: {error}. Run `dvc repro --force compile`.") from error
     version = content.get("format_version") if isinstance(content, dict) else None

@@ -146,13 +146,13 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
     return OnnxRunner(session, Execution(backend="onnxruntime", provider=provider, precision=precision, variant=variant))
 
 
-def open_engine(root: Path, bundle: LoadedBundle) -> EngineRunner:
-    """Load the engine in `root` for this bundle.
+def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) -> EngineRunner:
+    """Load the engine in `root` for this bundle; `certified` is the digest of the only passport that will do.
 
-    UnavailableError where there is no engine, no GPU or no TensorRT; EngineError where the engine was
-    altered or its passport does not fit the bundle's graph, this TensorRT or this GPU.
+    UnavailableError where there is no engine, no GPU or no TensorRT; EngineError where its passport does not fit
+    the bundle's graph, this TensorRT or this GPU; IntegrityError where the engine or its passport was altered or swapped.
     """
-    passport = read_passport(root)
+    passport = read_passport(root, certified)
     check_origin(passport, bundle)
     plan = read_plan(root, passport)
     check_machine(passport, this_machine())

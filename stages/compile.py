@@ -57,7 +57,7 @@ def _compile(folder: Path, params: Params, bundle: LoadedBundle, model: bytes, r
         profile=profile,
         machine=this_machine(),
         requested=requested,
-        actual=requested,
+        actual=requested,  # a strongly typed network has its graph's precision and no other
     )
     write_engine(folder, built.plan, passport)
 

@@ -10,6 +10,7 @@ from slipway.command import run_stage
 from slipway.data.sources import read_samples
 from slipway.metrics import Resampling
 from slipway.params import Params
+from slipway.passport import PASSPORT
 
 if TYPE_CHECKING:
     from slipway.export.comparison import Comparison
@@ -38,14 +39,15 @@ def run(params: Params) -> None:
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
     read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
     digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
+    engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
-    measured = [runner.torch, *runner.run_onnx(), runner.run_engine(ENGINE)]
+    measured = [runner.torch, *runner.run_onnx(), runner.run_engine(ENGINE, engine_digest)]
     hops = [hop for hop, _ in measured]
-    write_certificate(DRAFT, make_certificate(bundle, hops, digests, draft=True))
+    write_certificate(DRAFT, make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=True))
     hops.append(_run_service(params, comparison, bundle, measured))
 
-    certificate = make_certificate(bundle, hops, digests, draft=False)
+    certificate = make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=False)
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, summarise(certificate))
     print(hop_table(hops, rows.task))

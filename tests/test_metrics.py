@@ -8,12 +8,13 @@ from sklearn import metrics as sklearn_metrics
 from slipway import metrics
 from slipway.contract import METRIC_NAMES
 from slipway.errors import MetricError
-from slipway.metrics import Resampling, classification_metrics, confusion_matrix, measure, regression_metrics
+from slipway.metrics import Resampling, classification_metrics, confusion_matrix, measure, regression_metrics, wilson_interval
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning"),
     pytest.mark.filterwarnings("ignore:A single label was found:UserWarning"),
 ]
+WILSON = ("accuracy", "precision_micro", "recall_micro", "f1_micro")
 FEW = Resampling(seed=1, num_samples=2, confidence=0.95)
 THOUSAND = Resampling(seed=1, num_samples=1000, confidence=0.95)
 TOLERANCE = 1e-12
@@ -39,7 +40,7 @@ def sklearn_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64
     if len(labels) > 1:  # scikit-learn refuses the log loss of one class
         scores["log_loss"] = sklearn_metrics.log_loss(targets, y_proba=probabilities, labels=labels)
     for average in ("macro", "micro", "weighted"):
-        found = sklearn_metrics.precision_recall_fscore_support(targets, predicted, labels=labels, average=average, zero_division=0)
+        found = sklearn_metrics.precision_recall_fscore_support(targets, predicted, average=average, zero_division=0)
         scores |= {f"{name}_{average}": value for name, value in zip(("precision", "recall", "f1"), found, strict=False)}
     return scores
 
@@ -103,10 +104,15 @@ def test_a_case_computed_by_hand() -> None:
     assert found["accuracy"].rows == 6
 
 
-def test_a_class_without_rows_scores_zero_in_the_macro_mean_and_is_left_out_of_balanced_accuracy() -> None:
+def test_a_class_that_is_predicted_without_having_rows_counts_in_the_macro_mean_and_not_in_balanced_accuracy() -> None:
+    found = classification_metrics([0, 1, 1], one_hot([0, 1, 2], 3), FEW)
+    assert found["recall_macro"].value == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert found["balanced_accuracy"].value == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_a_class_that_neither_occurs_nor_is_predicted_is_left_out_of_the_macro_mean() -> None:
     found = classification_metrics([0, 1], one_hot([0, 1], 3), FEW)
-    assert found["recall_macro"].value == pytest.approx(2 / 3)
-    assert found["balanced_accuracy"].value == 1
+    assert found["recall_macro"].value == found["precision_macro"].value == found["f1_macro"].value == 1
 
 
 def test_one_class_is_measured() -> None:
@@ -153,17 +159,48 @@ def test_intervals_of_counts_are_those_of_resampling_rows_one_by_one() -> None:
     matrices = np.stack([confusion_matrix(targets[chosen], predicted[chosen], 4) for chosen in rows])
     counts = metrics.ClassCounts(np.diagonal(matrices, axis1=1, axis2=2), matrices.sum(axis=2), matrices.sum(axis=1))
     for name, samples in metrics.scores_from_counts(counts).items():
+        if name in WILSON:
+            continue
         low, high = np.quantile(samples, [0.05, 0.95])
         assert abs(found[name].low - low) < 0.006
         assert abs(found[name].high - high) < 0.006
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+def test_a_resample_that_misses_a_class_is_not_held_against_a_perfect_network() -> None:
+    targets = [0, 1, 2, 3] * 2  # a resample of 8 rows misses one of 4 classes more often than not
+    found = classification_metrics(targets, one_hot(targets, 4), THOUSAND)
+    assert [(found[name].low, found[name].high) for name in ("f1_macro", "precision_macro", "recall_macro")] == [(1, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("hits", "rows", "low", "high"),
+    [
+        (8, 10, 0.4902, 0.9433),
+        (10, 10, 10 / (10 + 1.959964**2), 1.0),  # by hand: n / (n + z^2)
+        (0, 10, 0.0, 1.959964**2 / (10 + 1.959964**2)),
+    ],
+)
+def test_the_accuracy_has_wilsons_interval(hits: int, rows: int, low: float, high: float) -> None:
+    found = classification_metrics([0] * rows, one_hot([0] * hits + [1] * (rows - hits), 2), FEW)
+    for name in WILSON:
+        assert [found[name].low, found[name].high] == pytest.approx([low, high], abs=5e-5)
+        assert found[name].low <= found[name].value <= found[name].high
+
+
+@pytest.mark.parametrize("share", [0.8, 0.99])
+def test_wilsons_interval_covers_the_truth_as_often_as_it_says_also_near_one(share: float) -> None:
+    hits = np.random.default_rng(7).binomial(200, share, size=4000)
+    bounds = {count: wilson_interval(count, 200, 0.9) for count in np.unique(hits).tolist()}
+    covered = np.mean([bounds[count][0] <= share <= bounds[count][1] for count in hits.tolist()])
+    assert 0.87 <= covered <= 0.96
+
+
+def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     generator, covered = np.random.default_rng(7), 0
     for trial in range(300):
         right = generator.random(200) < 0.8
         found = classification_metrics(np.zeros(200), one_hot([0 if hit else 1 for hit in right], 2), Resampling(trial, 400, 0.9))
-        covered += found["accuracy"].low <= 0.8 <= found["accuracy"].high
+        covered += found["balanced_accuracy"].low <= 0.8 <= found["balanced_accuracy"].high
     assert 0.85 <= covered / 300 <= 0.95
 
 

@@ -19,7 +19,9 @@ from slipway.reports.console import number, text_table
 _REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")
 
 
-def make_certificate(bundle: LoadedBundle, hops: list[Hop], digests: dict[str, str], *, draft: bool) -> Certificate:
+def make_certificate(
+    bundle: LoadedBundle, hops: list[Hop], digests: dict[str, str], *, engine_digest: str | None = None, draft: bool
+) -> Certificate:
     """The certificate of these hops: a draft while HTTP is missing, else certified or refused."""
     agreeing = {hop.name for hop in hops if hop.status == "agrees"}
     is_certified = first_fault(hops) is None and agreeing.issuperset(_REQUIRED)
@@ -29,6 +31,7 @@ def make_certificate(bundle: LoadedBundle, hops: list[Hop], digests: dict[str, s
         status="draft" if draft else verdict,
         metric=METRIC[bundle.manifest.task],
         bundle_digest=bundle.digest,
+        engine_digest=engine_digest,
         digests=digests,
         hops=hops,
         hardware=describe_hardware(),
@@ -52,9 +55,12 @@ def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]
 
 def raise_if_refused(certificate: Certificate, path: Path) -> None:
     """ParityError that names the first bad hop and its worst row."""
-    hop = first_fault(certificate.hops)
-    if certificate.status != "refused" or hop is None:
+    if certificate.status != "refused":
         return
+    hop = first_fault(certificate.hops)
+    if hop is None:
+        absent = ", ".join(name for name in _REQUIRED if name not in {hop.name for hop in certificate.hops})
+        raise ParityError(f"nothing ran as {absent}, without which there is no certificate. Run `dvc repro export`.")
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
     raise ParityError(f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row} All hops are in {path}.")

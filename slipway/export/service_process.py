@@ -32,7 +32,7 @@ def running_service(command: list[str], settings: dict[str, str], log: Path, rea
     port = _free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")} | settings
     log.parent.mkdir(parents=True, exist_ok=True)
-    tethered = [sys.executable, "-m", "slipway.export.tether", *command, "--host", "127.0.0.1", "--port", str(port)]
+    tethered = [sys.executable, "-m", "slipway.tether", str(os.getpid()), *command, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
         # A session of its own, so that its workers can be ended with it.
         child = subprocess.Popen(tethered, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)

@@ -5,11 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.contract import Task
 from slipway.reports.charts import Series, histogram, line_chart, scatter
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation import HEADLINES, Evaluation, GateResult
 from slipway.reports.html_page import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
 
+_METHOD: dict[Task, str] = {
+    "image_classification": "Wilson's for the accuracy, by bootstrap for the others, which leaves a perfect score no width",
+    "image_regression": "by bootstrap",
+}
 _NUM_WORST = 12
 _MOST_CLASSES = 30  # in a heat map with readable numbers
 _MOST_ROWS = 50  # in the table of classes
@@ -31,7 +36,8 @@ def evaluation_page(
 def _headline(evaluation: Evaluation) -> Section:
     named = [(name, evaluation.metrics[name]) for name in HEADLINES[evaluation.task]]
     first = named[0][1]
-    note = f"{first.rows} test rows, each counted once. Below each number its {first.confidence * 100:g} % bootstrap interval."
+    intervals = f"{first.confidence * 100:g} % interval, {_METHOD[evaluation.task]}"
+    note = f"{first.rows} test rows, each counted once. Below each number its {intervals}."
     boxes = tiles([(_words(name), number(metric.value), interval(metric)) for name, metric in named])
     return Section("Headline", join([boxes, paragraph(note, "note")]))
 

@@ -57,6 +57,7 @@ svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 .heat th { padding: 0 .35rem; }
 .heat th[scope=row] { text-align: right; }
 .heat td { background: color-mix(in srgb, var(--cell, var(--bad)) var(--strength), var(--ground)); }
+@media (max-width: 40rem) { td, th { white-space: normal; padding-right: .6rem; } }
 @media (max-width: 32rem) { .heat td, .heat th { min-width: 1.6rem; height: 1.7rem; border-width: 1px; font-size: .75rem; } }
 .heat td.right { --cell: var(--good); } .heat td.strong { color: var(--card); font-weight: 600; }
 """

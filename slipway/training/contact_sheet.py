@@ -34,7 +34,7 @@ def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifes
     singles = [_Column("original", _change(len(chosen))), *_single_operations(plan, len(chosen))]
     full = [_Column(f"epoch {epoch}", draw(plan, epoch, keys)) for epoch in range(_NUM_EPOCHS)]
     columns = singles + full
-    figure = Figure(figsize=(_CELL_INCHES * len(columns) + 1.3, _CELL_INCHES * len(chosen) + 1.1), dpi=110)
+    figure = Figure(figsize=(_CELL_INCHES * len(columns) + 1.45, _CELL_INCHES * len(chosen) + 1.1), dpi=110)
     FigureCanvasAgg(figure)  # draws without a display
     axes = figure.subplots(len(chosen), len(columns), squeeze=False)
     for index, column in enumerate(columns):
@@ -105,7 +105,7 @@ def _name(target: float, manifest: PackedManifest) -> str:
 def _frame(figure: Figure, axes: Any, num_singles: int) -> None:
     """Titles over the two halves, and a gap between them."""
     width, height = figure.get_size_inches()
-    figure.subplots_adjust(left=1.0 / width, right=1 - 0.15 / width, bottom=0.1 / height, top=1 - 0.85 / height, wspace=0.06, hspace=0.06)
+    figure.subplots_adjust(left=1.0 / width, right=1 - 0.3 / width, bottom=0.1 / height, top=1 - 0.85 / height, wspace=0.06, hspace=0.06)
     for axis in axes[:, num_singles:].flat:
         place = axis.get_position()
         axis.set_position([place.x0 + 0.12 / width, place.y0, place.width, place.height])

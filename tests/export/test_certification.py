@@ -35,8 +35,11 @@ def test_without_a_required_hop_nothing_is_certified(tmp_path: Path, name: str) 
     bundle = write_small_bundle(tmp_path)
     absent = [hop for hop in all_hops() if hop.name != name]
     skipped = [*absent, not_executed(name, EXECUTION, "not here")]
-    assert make_certificate(bundle, absent, {}, draft=False).status == "refused"
-    assert make_certificate(bundle, skipped, {}, draft=False).status == "refused"
+    for hops, reason in ((absent, f"nothing ran as {name}"), (skipped, f"hop {name} not executed")):
+        certificate = make_certificate(bundle, hops, {}, draft=False)
+        assert certificate.status == "refused"
+        with pytest.raises(ParityError, match=reason):
+            raise_if_refused(certificate, tmp_path)
 
 
 def test_one_differing_hop_refuses_and_the_error_names_it_and_its_worst_row(tmp_path: Path) -> None:

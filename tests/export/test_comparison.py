@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from slipway.certificate import Execution, Hop
 from slipway.errors import BundleError
 from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
-from slipway.export.hops import in_order_of
+from slipway.export.hops import batch_noise, in_order_of
 from slipway.metrics import Resampling
 
 RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
@@ -69,6 +69,42 @@ def test_a_flipped_label_differs_however_small_the_difference() -> None:
     hop = compare(outputs, Tolerance(max_difference=0.6))
     assert (hop.status, hop.flipped) == ("differs", ["row4"])
     assert "1 labels flipped" in hop.reason
+
+
+def test_noise_allows_as_much_more_and_flips_where_two_classes_are_as_close_and_no_other() -> None:
+    tie = np.array([[0.5001, 0.4999]], dtype=np.float32)
+    comparison, before = Comparison(rows(), RESAMPLING), measured(np.concatenate([tie, right()[1:]]), TORCH)
+    first = comparison.first("torch", TORCH, before)
+    turned = before.outputs.copy()
+    turned[0] = turned[0][::-1]
+
+    def status(outputs: NDArray[np.float32], noise: float) -> str:
+        return comparison.against("http", FP16, measured(outputs), (first, before), Tolerance(max_difference=1e-5, noise=noise)).status
+
+    assert (status(turned, 0.0), status(turned, 2e-5), status(turned, 4e-4)) == ("differs", "differs", "agrees")
+    turned[4] = turned[4][::-1]  # a clear row
+    assert status(turned, 0.1) == "differs"
+    assert status(before.outputs, float("nan")) == "differs"
+
+
+class NoisyRunner:
+    """A GPU whose answers depend on the batch: off by `error` in batches of 4."""
+
+    actual = FP16
+
+    def __init__(self, error: float) -> None:
+        self.error = error
+
+    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        answer = np.full((len(batch), 2), 0.5, dtype=np.float32)
+        return answer + np.float32(self.error if len(batch) == 4 else 0)
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-3])
+def test_noise_is_what_a_runtime_differs_from_itself_between_batches(error: float) -> None:
+    images, outputs = np.zeros((12, 4, 4, 1), dtype=np.uint8), np.full((12, 2), 0.5, dtype=np.float32)
+    assert batch_noise(NoisyRunner(error), images, outputs, 32) == pytest.approx(error, rel=1e-3)
+    assert batch_noise(NoisyRunner(error), images, outputs, 2) == 0
 
 
 def test_a_variant_within_its_budget_agrees_and_lists_its_flips() -> None:

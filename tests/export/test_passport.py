@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from slipway import files
-from slipway.errors import EngineError, UnavailableError
+from slipway.errors import EngineError, IntegrityError, UnavailableError
 from slipway.passport import Profile, check_machine, check_origin, read_passport, read_plan, read_receipt, write_engine, write_receipt
 from tests.export.small_bundle import MACHINE, TENSORRT_FP16, passport_for, write_small_bundle
 
@@ -58,8 +58,19 @@ def test_an_altered_engine_is_refused(tmp_path: Path, position: int) -> None:
     altered = bytearray(PLAN)
     altered[position] ^= 1
     write_engine(tmp_path / "engine", bytes(altered), passport)
-    with pytest.raises(EngineError, match="altered"):
+    with pytest.raises(IntegrityError, match="altered"):
         read_plan(tmp_path / "engine", passport)
+
+
+def test_a_passport_other_than_the_certified_one_is_refused(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path / "bundle")
+    write_engine(tmp_path / "engine", PLAN, passport_for(bundle, PLAN))
+    certified = files.sha256_file(tmp_path / "engine/passport.json")
+    assert read_passport(tmp_path / "engine", certified)
+    write_engine(tmp_path / "engine", b"another engine", passport_for(bundle, b"another engine"))
+    assert read_passport(tmp_path / "engine")  # fits the bundle, but was never certified
+    with pytest.raises(IntegrityError, match="is not the one that was certified"):
+        read_passport(tmp_path / "engine", certified)
 
 
 def test_a_passport_without_its_engine_is_refused(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from torch import nn
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
-from slipway.certificate import Execution, check_certificate
-from slipway.errors import BundleError, ParityError, SlipwayError
+from slipway.certificate import Execution
+from slipway.errors import ParityError
 from slipway.export.certification import first_fault, make_certificate, raise_if_refused
-from slipway.export.comparison import Comparison, failed, read_test_rows
+from slipway.export.comparison import Comparison, read_test_rows
 from slipway.export.hops import HopRunner, Measured
 from slipway.export.variants import fp16_graph
 from slipway.params import Params
@@ -159,35 +159,3 @@ def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: P
     write_engine(tmp_path / "fitting", b"plan", fitting)
     assert (tmp_path / "fitting" / PASSPORT).exists()
     assert runner.run_engine(tmp_path / "fitting")[0].status == "not_executed"  # no GPU here
-
-
-def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_bundle_is_not(classifier: Project, tmp_path: Path) -> None:
-    shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
-    execution = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
-    hops = [failed(name, execution, "").model_copy(update={"status": "agrees"}) for name in ("torch", "onnxruntime/cpu/fp32", "http")]
-    certificate = make_certificate(classifier.bundle(), hops, {}, draft=False)
-
-    def accept() -> None:
-        bundle = load_bundle(tmp_path / "bundle")
-        bundle.verify()
-        check_certificate(certificate, bundle, accept_draft=False)
-
-    accept()
-    paths = sorted((tmp_path / "bundle").iterdir())
-    generator, num_accepted = np.random.default_rng(0), 0
-    for number in range(1000):
-        path = paths[number % len(paths)]
-        original = path.read_bytes()
-        payload = bytearray(original)
-        payload[generator.integers(len(payload))] ^= 1 << generator.integers(8)
-        path.write_bytes(payload)
-        try:
-            accept()
-            num_accepted += 1
-        except BundleError:
-            pass
-        except SlipwayError as error:
-            pytest.fail(f"{path.name}: {error!r} is not a BundleError")
-        path.write_bytes(original)
-    assert num_accepted == 0
-    accept()

@@ -100,6 +100,17 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
+def test_a_process_whose_parent_died_before_it_was_tethered_ends_at_once(root: Path) -> None:
+    gone, zombie = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
+    gone.wait()
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it ended, and stays in the table
+    for parent, code in ((gone.pid, -signal.SIGTERM), (zombie.pid, -signal.SIGTERM), (os.getpid(), 7)):
+        command = [sys.executable, "-m", "slipway.tether", str(parent), sys.executable, "-c", "raise SystemExit(7)"]
+        assert subprocess.run(command, cwd=root, check=False).returncode == code
+    zombie.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
 def test_a_killed_parent_takes_its_service_along(tmp_path: Path, root: Path) -> None:
     parent_code = f"""
         import httpx, sys, time

@@ -4,20 +4,43 @@ import importlib.util
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from slipway.bundle import LoadedBundle, load_bundle
 from slipway.errors import EngineError
+from slipway.export.bundling import ExportRows, Trained, write_bundle
+from slipway.export.lineage import trace_lineage
 from slipway.export.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
 from slipway.export.variants import MEANT_FOR
+from slipway.params import Params
 from slipway.passport import Profile
+from slipway.preprocess import ImageContract
+from slipway.training.networks import NetworkSpec, build_network
 from tests.export.conftest import Project
 
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed")
 FOR_TENSORRT = [variant for variant, targets in MEANT_FOR.items() if "tensorrt" in targets]
 
 
-def request_for(project: Project, variant: str, timing_cache: bytes = b"") -> BuildRequest:
-    bundle = project.bundle()
+@pytest.fixture(scope="module")
+def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> LoadedBundle:
+    """timm's resnet18, untrained, through the whole of `export`."""
+    contract = ImageContract(size_px=32, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+    spec = NetworkSpec(
+        task="image_classification", name="timm/resnet18", arguments={}, classes=["a", "b", "c"], input=contract,
+        mean=[0.5] * 3, std=[0.25] * 3, target_scale=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
+    trained = Trained(build_network(spec).eval(), spec.task, contract, spec.classes, "0" * 64, {})
+    folder = tmp_path_factory.mktemp("resnet18")
+    write_bundle(folder, trained, ExportRows(pictures, pictures), export_params.export, trace_lineage({}, []))
+    return load_bundle(folder)
+
+
+def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -> BuildRequest:
     return BuildRequest(
         model=bundle.model_bytes(variant),
         input_name=bundle.manifest.input_name,
@@ -37,22 +60,30 @@ def nothing() -> BuildRequest:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profile(classifier: Project, variant: str) -> None:
-    built = build_engine_apart("tensorrt_rtx", request_for(classifier, variant))
+    built = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), variant))
     assert len(built.plan) > 1000
+
+
+@needs_rtx
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", FOR_TENSORRT)
+def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, variant: str) -> None:
+    built = build_engine_apart("tensorrt_rtx", request_for(resnet18, variant))
+    assert len(built.plan) > resnet18.manifest.models[variant].bytes / 2
 
 
 @needs_rtx
 @pytest.mark.slow
 def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(classifier: Project) -> None:
     with pytest.raises(EngineError, match=r"does not take the graph(.|\n)*DequantizeLinear"):
-        build_engine_apart("tensorrt_rtx", request_for(classifier, "int8"))
+        build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "int8"))
 
 
 @needs_rtx
 @pytest.mark.slow
 def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
-    first = build_engine_apart("tensorrt_rtx", request_for(classifier, "fp16"))
-    assert build_engine_apart("tensorrt_rtx", request_for(classifier, "fp16", first.timing_cache)).plan
+    first = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16"))
+    assert build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16", first.timing_cache)).plan
 
 
 @pytest.mark.slow

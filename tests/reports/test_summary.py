@@ -69,6 +69,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         status="certified",
         metric=names[0],
         bundle_digest=load_bundle(folder).digest,
+        engine_digest=None,
         digests={},
         hops=hops,
         hardware={},

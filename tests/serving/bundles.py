@@ -103,11 +103,13 @@ def hop(provider: str = "cpu", variant: str = "fp32", status: Literal["agrees", 
     )
 
 
-def certify(path: Path, bundle: LoadedBundle, hops: list[Hop] | None = None, status: str = "certified") -> Path:
+def certify(
+    path: Path, bundle: LoadedBundle, hops: list[Hop] | None = None, status: str = "certified", engine_digest: str | None = None
+) -> Path:
     """A certificate for `bundle` at `path`."""
     content: dict[str, Any] = {
-        "format_version": 1, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "digests": {},
-        "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
+        "format_version": 1, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
+        "digests": {}, "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
     }  # fmt: skip
     write_certificate(path, Certificate.model_validate(content))
     return path

@@ -309,6 +309,17 @@ def test_the_page_has_no_foreign_content(make_settings: MakeSettings) -> None:
     run(make_settings(), work)
 
 
+def test_the_page_names_the_address_it_was_asked_at_and_repeats_nothing_odd(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for host in ("example.org:8080", "[::1]:3000"):
+            assert f" {host}/predict<" in (await client.get("/", headers={"host": host})).text
+        page = (await client.get("/", headers={"host": "<script>alert(1)</script>"})).text
+        assert " 127.0.0.1:3000/predict<" in page
+        assert "<script" not in page
+
+    run(make_settings(), work)
+
+
 def test_the_counters_equal_what_the_caller_saw(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         seen: dict[int, int] = {}

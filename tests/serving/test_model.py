@@ -8,12 +8,17 @@ import pytest
 
 from serving.model import InvalidAnswerError, load_model
 from serving.selection import select
-from slipway import runtime
+from slipway import files, runtime
 from slipway.bundle import LoadedBundle, describe_model, load_bundle
-from slipway.certificate import read_certificate
-from slipway.errors import BundleError, CertificateError, SlipwayError, UnavailableError
+from slipway.certificate import Execution, read_certificate
+from slipway.errors import BundleError, CertificateError, IntegrityError, SlipwayError, UnavailableError
+from slipway.passport import Machine, Passport, Profile, read_passport, read_plan, write_engine
+from slipway.runtime import Runner
 from tests.serving.bundles import CONTRACT, LABELS, certify, classifier, hop, log_of_mean, probabilities, write_bundle
 from tests.serving.conftest import MakeSettings
+
+ENGINE_FP32 = Execution(backend="tensorrt", provider="tensorrt", precision="fp32", variant="fp32")
+MACHINE = Machine(tensorrt_version="10.16.1", cuda_version="13.0", driver_version="13.1", gpu="H200", compute_capability="9.0")
 
 
 def bundle_with_variants(root: Path) -> LoadedBundle:
@@ -162,3 +167,70 @@ def test_the_certificate_must_speak_of_the_provider_that_runs(certified: Path, m
 
 def test_every_core_is_used_once(make_settings: MakeSettings) -> None:
     assert make_settings(workers=os.cpu_count() or 1).threads_per_worker() == 1
+
+
+class CertifiedEngine:
+    """An engine in `root`/engine whose runner is ONNX Runtime, since there is no GPU; files and digests are the real ones."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.bundle = root, load_bundle(root / "bundle")
+        self.write(b"an engine")
+        self.certify(files.sha256_file(root / "engine/passport.json"))
+        monkeypatch.setattr(runtime, "open_engine", self._open)
+
+    def write(self, plan: bytes) -> None:
+        manifest = self.bundle.manifest
+        passport = Passport(
+            format_version=1,
+            engine_sha256=files.sha256_bytes(plan),
+            model_sha256=manifest.models["fp32"].sha256,
+            bundle_digest=self.bundle.digest,
+            profile=Profile(smallest=1, optimal=1, largest=manifest.max_batch_size),
+            machine=MACHINE,
+            requested=ENGINE_FP32,
+            actual=ENGINE_FP32,
+        )
+        write_engine(self.root / "engine", plan, passport)
+
+    def certify(self, engine_digest: str | None) -> None:
+        engine_hop = hop().model_copy(update={"name": "tensorrt/fp32", "requested": ENGINE_FP32, "actual": ENGINE_FP32})
+        certify(self.root / "certificate.json", self.bundle, [hop(), engine_hop], engine_digest=engine_digest)
+
+    def _open(self, root: Path, bundle: LoadedBundle, certified: str | None = None) -> Runner:
+        read_plan(root, read_passport(root, certified))
+        runner = runtime.open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+        runner.actual = ENGINE_FP32
+        return runner
+
+
+@pytest.fixture
+def engine(certified: Path, monkeypatch: pytest.MonkeyPatch) -> CertifiedEngine:
+    return CertifiedEngine(certified, monkeypatch)
+
+
+def test_the_certified_engine_is_served(engine: CertifiedEngine, make_settings: MakeSettings) -> None:
+    assert load_model(make_settings()).selection.actual == ENGINE_FP32
+
+
+@pytest.mark.parametrize("provider", ["auto", "tensorrt"])
+def test_an_engine_swapped_after_certification_is_refused_and_never_passed_over(
+    engine: CertifiedEngine, make_settings: MakeSettings, provider: str
+) -> None:
+    engine.write(b"another engine of the same graph")
+    with pytest.raises(IntegrityError, match="is not the one that was certified"):
+        load_model(make_settings(provider=provider))
+
+
+def test_an_engine_with_a_flipped_bit_is_refused_and_never_passed_over(
+    engine: CertifiedEngine, certified: Path, make_settings: MakeSettings
+) -> None:
+    flip_a_byte(certified / "engine/engine.plan")
+    with pytest.raises(IntegrityError, match="was altered"):
+        load_model(make_settings())
+
+
+def test_an_engine_that_the_certificate_never_saw_is_not_served(engine: CertifiedEngine, make_settings: MakeSettings) -> None:
+    engine.certify(None)
+    with pytest.raises(UnavailableError, match="the certificate was made without the engine"):
+        load_model(make_settings(provider="tensorrt"))
+    assert load_model(make_settings()).selection.actual.provider == "cpu"

@@ -69,6 +69,7 @@ def test_the_seam_with_bentoml_is_where_we_found_it() -> None:
     assert list(inspect.signature(Service.to_asgi).parameters) == ["self", "is_main"]
     assert isinstance(inspect.getattr_static(Service, "doc"), property)
     assert "service.to_asgi(" in inspect.getsource(worker)
+    assert "http" not in inspect.signature(worker.main.callback).parameters  # so uvicorn takes its protocol "auto", which is ours
     assert all(hasattr(BentoMLContainer, name) for name in ("http", "bentoml_home"))
 
 

@@ -1,0 +1,134 @@
+"""What a connection may cost before the front sees a request of it: header bytes, time to arrive, and how many there are.
+
+uvicorn (0.54) has no such limits, so this is its own HTTP protocol with them, and with our one shape for
+bytes that are no HTTP. A request that asks for another protocol and has a body is refused: its body would be lost.
+"""
+
+import asyncio
+import functools
+import secrets
+from typing import Any
+
+from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from serving.inference import Inference
+from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
+
+MAX_HEADER_BYTES = 64 << 10  # of one request, with its path; as uvicorn's other protocol has it
+
+
+def limit_connections(inference: Inference) -> None:
+    """Have uvicorn use our protocol in this process. BentoML names none, so uvicorn takes what is called "auto"."""
+    HTTP_PROTOCOLS["auto"] = functools.partial(Connection, inference)  # type: ignore[assignment]  # it may be a callable
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a caller."""
+
+    def __init__(self, inference: Inference, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._inference = inference
+        self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_in_head = True
+        self._header_bytes = 0  # of this request so far
+        self._pending_bytes = 0  # received since the last piece of a body, or the last whole request
+        self._went_on = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Refuse the connection if there are too many, else wait for its headers."""
+        super().connection_made(transport)
+        most = self._inference.settings.max_connections
+        if len(self.connections) > most:
+            message = f"there are {most} connections, the limit (SLIPWAY_MAX_CONNECTIONS); try again later"
+            self._refuse(Refusal("too_many_connections", message, headers=(RETRY_AFTER,)))
+        else:
+            self._wait(1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadline."""
+        self._arrived()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, with an eye on callers that never go on, and on headers, chunk sizes and trailers that never end."""
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait(1)
+        self._went_on = False
+        super().data_received(data)
+        self._pending_bytes = 0 if self._went_on else self._pending_bytes + len(data)
+        if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(_headers_too_large())
+
+    def on_url(self, url: bytes) -> None:
+        """Count it."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count it; also those behind a chunked body, which come through here as well."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin to wait for the body; the front answers for it within half of that."""
+        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+        if self.parser.should_upgrade() and has_body:
+            self._stop_parsing(Refusal("malformed_request", "Upgrade and a body: send HTTP/1.1 without Upgrade (curl --http1.1)"))
+        self._is_in_head = False
+        self._wait(2)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body, which the front counts."""
+        self._went_on = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is there; the next may begin."""
+        super().on_message_complete()
+        self._went_on, self._is_in_head, self._header_bytes = True, True, 0
+        self._arrived()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser did not take, in the one shape of every error."""
+        self._refuse(self._fault or Refusal("malformed_request", "these bytes are no HTTP/1.1 request"))
+
+    def _count(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._stop_parsing(_headers_too_large())
+
+    def _wait(self, num_timeouts: int) -> None:
+        self._arrived()
+        self._deadline = self.loop.call_later(num_timeouts * self._inference.settings.request_timeout_s, self._too_late)
+
+    def _arrived(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        if self._is_in_head and self._pending_bytes:
+            seconds = self._inference.settings.request_timeout_s
+            self._refuse(Refusal("header_timeout", f"the headers did not arrive within {seconds:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"))
+        else:  # silence, or a body that the front has given up
+            self.transport.close()
+
+    def _stop_parsing(self, refusal: Refusal) -> None:
+        self._fault = refusal
+        raise ValueError(refusal.message)  # out of the parser, which then calls send_400_response
+
+    def _refuse(self, refusal: Refusal) -> None:
+        request_id = secrets.token_hex(8)
+        response = error_response(refusal, request_id)
+        self._inference.monitoring.refused(refusal.code)
+        self._inference.monitoring.answered("other", response.status)
+        lines = [b"%s: %s\r\n" % header for header in [*encoded_headers(response, request_id), (b"connection", b"close")]]
+        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
+        self.transport.close()
+
+
+def _headers_too_large() -> Refusal:
+    return Refusal("headers_too_large", f"path and headers are larger than the limit of {MAX_HEADER_BYTES} bytes")

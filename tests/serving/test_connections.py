@@ -1,0 +1,213 @@
+"""Connections that are no ordinary client's, against the real process: each is answered in the one shape, or closed in time."""
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.connections import MAX_HEADER_BYTES
+from serving.responses import ERRORS
+from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.server import Server, running
+
+pytestmark = pytest.mark.slow
+TIMEOUT_S = 0.5
+MAX_CONNECTIONS = 40
+PNG = {"content-type": "image/png"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("connections")
+    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
+    with running(folder, request_timeout_s=TIMEOUT_S, max_connections=MAX_CONNECTIONS) as server:
+        server.wait()
+        yield server
+
+
+def connect(server: Server) -> socket.socket:
+    url = httpx.URL(server.url)
+    connection = socket.create_connection((url.host, url.port or 80))
+    connection.settimeout(10)
+    return connection
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Everything until the service closes; TimeoutError if it does not."""
+    received = b""
+    try:
+        while data := connection.recv(65536):
+            received += data
+    except ConnectionResetError:
+        pass  # it closed while we were still sending
+    return received
+
+
+def error_in(received: bytes) -> dict[str, Any]:
+    head, _, body = received.partition(b"\r\n\r\n")
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"code", "message", "field", "request_id"}
+    assert head.startswith(b"HTTP/1.1 %d " % ERRORS[error["code"]])
+    assert b"\r\nx-request-id: %s\r\n" % error["request_id"].encode() in head + b"\r\n"
+    return error
+
+
+def exchange(server: Server, *pieces: bytes) -> dict[str, Any]:
+    """The error that ends a connection on which `pieces` were sent."""
+    return error_in(answers(server, *pieces))
+
+
+def answers(server: Server, *pieces: bytes) -> bytes:
+    with connect(server) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(0.02)
+        return rest_of(connection)
+
+
+CHUNKED = b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+UPGRADE = b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 3\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\nabc"
+HUGE = b"a" * (MAX_HEADER_BYTES // 2 + 1)
+WRONG = [
+    ("malformed_request", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"]),
+    ("malformed_request", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]),
+    ("malformed_request", [b"CONNECT x:443 HTTP/1.1\r\n\r\n"]),
+    ("malformed_request", [b"GET /readyz HTTP/1.1\r\nx: \0\r\n\r\n"]),
+    ("malformed_request", [b"POST /predict HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab"]),
+    ("malformed_request", [UPGRADE]),
+    ("headers_too_large", [b"GET /" + HUGE, HUGE]),
+    ("headers_too_large", [b"GET /" + HUGE + HUGE + b" HTTP/1.1\r\n\r\n"]),
+    ("headers_too_large", [b"GET /readyz HTTP/1.1\r\nx: " + HUGE, HUGE]),
+    ("headers_too_large", [b"GET /readyz HTTP/1.1\r\n" + b"x: %s\r\n" % HUGE * 2]),
+    ("header_timeout", [b"GET /readyz HTTP/1.1\r\nhost"]),
+    ("header_timeout", [b"\r\n"]),
+]
+
+
+@pytest.mark.parametrize(("code", "pieces"), WRONG)
+def test_what_never_becomes_a_request_is_answered_in_the_one_shape_and_closed(server: Server, code: str, pieces: list[bytes]) -> None:
+    assert exchange(server, *pieces)["code"] == code
+
+
+def test_headers_just_below_the_limit_are_taken(server: Server) -> None:
+    assert httpx.get(server.url + "/readyz", headers={"x": "a" * (MAX_HEADER_BYTES - 1000)}).status_code == 200
+
+
+def test_endless_trailers_are_cut(server: Server) -> None:
+    assert b"headers_too_large" in answers(server, CHUNKED, *[b"t: " + HUGE + b"\r\n"] * 3)
+
+
+def test_a_trailer_or_a_chunk_size_that_never_ends_is_cut(server: Server) -> None:
+    assert b"headers_too_large" in answers(server, CHUNKED, b"t: ", HUGE, HUGE)
+    assert b"headers_too_large" in answers(server, CHUNKED.removesuffix(b"0\r\n"), b"1;", HUGE, HUGE)
+
+
+def test_a_connection_that_says_nothing_is_closed_in_time(server: Server) -> None:
+    with connect(server) as connection:
+        started = time.monotonic()
+        assert rest_of(connection) == b""
+        assert TIMEOUT_S * 0.8 < time.monotonic() - started < TIMEOUT_S * 6
+
+
+def test_headers_that_drip_do_not_buy_time(server: Server) -> None:
+    with connect(server) as connection:
+        started = time.monotonic()
+        try:
+            for letter in b"GET /readyz HTTP/1.1 and so on, one letter at a time" * 2:
+                connection.sendall(bytes([letter]))
+                time.sleep(TIMEOUT_S / 10)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert time.monotonic() - started < TIMEOUT_S * 6
+
+
+def test_a_body_that_never_ends_is_answered_and_then_closed(server: Server) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 2000\r\n\r\n")
+        try:
+            for _ in range(100):
+                connection.sendall(b"x")
+                time.sleep(TIMEOUT_S / 10)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        else:
+            pytest.fail("the service kept the connection")
+        received = rest_of(connection)
+    assert received == b"" or error_in(received)["code"] == "body_timeout"
+
+
+def test_a_connection_that_asks_again_and_again_is_kept(server: Server) -> None:
+    """The twin: a deadline is for what does not arrive, not for the connection."""
+    with connect(server) as connection:
+        for _ in range(6):
+            connection.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            received = b""
+            while not received.endswith(b'{"status":"alive"}'):
+                data = connection.recv(65536)
+                assert data, "the service closed the connection"
+                received += data
+            time.sleep(TIMEOUT_S / 3)
+
+
+def test_one_connection_too_many_is_refused_and_those_before_it_are_not(server: Server) -> None:
+    crowd = [connect(server) for _ in range(MAX_CONNECTIONS)]
+    time.sleep(0.1)
+    late = connect(server)
+    assert error_in(rest_of(late))["code"] == "too_many_connections"
+    crowd[0].sendall(b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n")
+    assert rest_of(crowd[0]).startswith(b"HTTP/1.1 200")
+    for connection in [*crowd, late]:
+        connection.close()
+    time.sleep(0.1)
+    assert httpx.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
+
+
+def test_they_are_counted(server: Server) -> None:
+    def counted() -> int:
+        text = httpx.get(server.url + "/metrics").text
+        found = re.search(r'slipway_errors_total\{error="malformed_request"\} (\S+)', text)
+        assert found
+        return int(float(found.group(1)))
+
+    before = counted()
+    exchange(server, b"no http\r\n\r\n")
+    assert counted() == before + 1
+
+
+def killed_server(folder: Path, urls: list[str], *, ready: bool) -> None:
+    with running(folder) as server:
+        if ready:
+            server.wait()
+        else:  # its worker has begun, and is not yet tied to it
+            while not Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text():
+                time.sleep(0.01)
+        urls.append(server.url)
+        os.kill(server.process.pid, signal.SIGKILL)
+        time.sleep(2)  # a zombie all this time: nobody has waited for it
+        server.process.wait()
+
+
+@pytest.mark.skipif(os.uname().sysname != "Linux", reason="the tether is Linux's")
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_killed_server_leaves_no_worker_on_its_port(tmp_path: Path, ready: bool) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    urls: list[str] = []
+    with pytest.raises(AssertionError):  # it did not end cleanly
+        killed_server(tmp_path, urls, ready=ready)
+    url, still_listens = httpx.URL(urls[0]), True
+    for _ in range(100):
+        time.sleep(0.05)
+        try:
+            socket.create_connection((url.host, url.port or 80)).close()
+        except ConnectionRefusedError:
+            still_listens = False
+            break
+    assert not still_listens
