@@ -52,7 +52,12 @@ def take_fingerprint(seed: int, params: TrainParams, placement: Placement, packe
     return Fingerprint(
         seed=seed,
         train=params.model_dump(mode="json"),
-        placement={"strategy": placement.strategy, "precision": placement.precision, "world_size": placement.world_size},
+        placement={
+            "strategy": placement.strategy,
+            "precision": placement.precision,
+            "accelerator": placement.accelerator,
+            "world_size": placement.world_size,
+        },
         data={path.as_posix(): files.sha256_file(path) for path in data},
         code={name: files.sha256_file(root / name) for name in code_of_stage(root / "dvc.yaml", "train") if (root / name).is_file()},
         versions={name: version(name) for name in _PACKAGES},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,29 @@ def test_a_killed_deepspeed_training_of_two_resumes_exactly(tmp_path: Path) -> N
     _kill_after(killed, "epoch 3/4")
     assert "resumed   after epoch" in _train(killed).stdout
     assert _digest(killed) == _digest(whole)
+
+
+def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) -> None:
+    wide = {"width": 128, "blocks": [1, 1], "dropout": 0.0, "normalisation": "batch"}  # DeepSpeed leaves below 100,000 values whole
+    settings = {"devices": 2, "strategy": "deepspeed_stage_3", "precision": "bf16-mixed", "epochs": 1, "warmup_epochs": 0.0}
+    project = write_project(tmp_path, network_arguments=wide, **settings)
+    done = _train(project)
+    assert done.returncode == 0, done.stderr
+    network = load_network(project / "artifacts/checkpoint")
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert read_model_card(project / "artifacts/checkpoint").num_parameters == num_parameters > 1_000_000
+
+
+def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    whole, killed = write_project(tmp_path / "whole", epochs=2), write_project(tmp_path / "killed", epochs=2)
+    assert _train(whole).returncode == 0
+    code = "import os, slipway.training.run as run; run._finish = lambda job: os.kill(os.getpid(), 9); import runpy; "
+    assert _train(killed, [sys.executable, "-c", code + "runpy.run_module('stages.train', run_name='__main__')"]).returncode == -9
+    shutil.rmtree(killed / "reports")  # as DVC does with outputs before it runs a stage
+    assert _train(killed).returncode == 0
+    assert _digest(killed) == _digest(whole)
+    written = [{path.relative_to(project) for path in project.rglob("reports/**/*.tsv")} for project in (whole, killed)]
+    assert written[0] == written[1] != set()
 
 
 def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) -> None:
