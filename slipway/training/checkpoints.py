@@ -107,7 +107,7 @@ class Saves:
             if path.parent == self.root:
                 continue
             try:
-                other = Fingerprint.model_validate(json.loads(path.read_text()))
+                other = Fingerprint.model_validate(json.loads(path.read_bytes()))
             except ValueError:
                 lines.append(f"{path.parent} holds a training that this version does not understand")
                 continue
@@ -176,7 +176,7 @@ def _digests(folder: Path) -> dict[str, str]:
 def _verified(folder: Path) -> Save:
     """The save in `folder`; ValueError or OSError that says what is wrong with it."""
     try:
-        save = Save.model_validate(json.loads((folder / "save.json").read_text()))
+        save = Save.model_validate(json.loads((folder / "save.json").read_bytes()))
     except (ValidationError, ValueError) as error:
         raise ValueError(f"save.json is not readable ({error})") from error
     found = _digests(folder)
@@ -189,6 +189,6 @@ def _verified(folder: Path) -> Save:
 
 def _kept_by(folder: Path) -> int:
     try:
-        return Save.model_validate(json.loads((folder / "save.json").read_text())).kept_epoch
+        return Save.model_validate(json.loads((folder / "save.json").read_bytes())).kept_epoch
     except (OSError, ValueError):
         return 0

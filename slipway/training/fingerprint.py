@@ -68,7 +68,7 @@ def code_of_stage(dvc_yaml: Path, stage: str) -> list[str]:
     """The Python files among a stage's `deps`; none where there is no such pipeline."""
     if not dvc_yaml.is_file():
         return []
-    pipeline = yaml.safe_load(dvc_yaml.read_text())
+    pipeline = yaml.safe_load(dvc_yaml.read_bytes())
     deps = pipeline.get("stages", {}).get(stage, {}).get("deps", [])
     return sorted(name for name in deps if isinstance(name, str) and name.endswith(".py"))
 

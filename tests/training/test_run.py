@@ -76,7 +76,7 @@ def test_a_second_trainer_is_kept_out(project: Path) -> None:
     ("train", "text"),
     [
         ({"batch_size": 151}, "there are only 150 training rows"),
-        ({"warmup_epochs": 4.0}, "expected less than train.epochs 4"),
+        ({"warmup_epochs": 4.0}, "expected less than epochs 4"),
         ({"network": "timm/nothing", "network_arguments": {}}, "lacks"),
         ({"precision": "16-mixed"}, "cannot do on the CPU"),
     ],
