@@ -73,7 +73,7 @@ class Saves:
         with ExitStack() as stack:
             partial = stack.enter_context(files.new_directory(self._folder(epoch))) if trainer.is_global_zero else None
             partial = Path(trainer.strategy.broadcast(str(partial)))
-            trainer.save_checkpoint(partial / "state")
+            _save_state(trainer, partial / "state")
             trainer.strategy.barrier("every rank has written its part")
             if trainer.is_global_zero:
                 save = Save(
@@ -167,6 +167,18 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
     else:
         weights = torch.load(state, map_location="cpu", weights_only=True)["state_dict"]
     return {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+
+
+def _save_state(trainer: pl.Trainer, path: Path) -> None:
+    """TrainingError where the disk is full: of torch's own message nobody would guess it."""
+    try:
+        trainer.save_checkpoint(path)
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in ("inline_container", "iostream", "PytorchStreamWriter")):
+            raise
+        raise TrainingError(
+            f"{path} could not be written, most likely because the disk is full ({error}). Free space, then run the same command again."
+        ) from error
 
 
 def _digests(folder: Path) -> dict[str, str]:
