@@ -152,13 +152,14 @@ def _sync_directory(path: Path) -> None:
 def lock(path: Path, purpose: str) -> Iterator[None]:
     """Hold an exclusive lock on `path` for the block; LockedError at once if another process has it.
 
-    The kernel gives the lock back when the process ends, however it ends.
+    The kernel gives the lock back when the process ends, however it ends. It is the process's own: children that it forked
+    (loader workers outlive a killed trainer by seconds) do not hold it, and within the process it keeps nobody out.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which of them is the system's choice
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise LockedError(

@@ -129,6 +129,20 @@ with files.lock(Path(sys.argv[1]), "training"):
 """
 
 
+HOLD_WITH_FORK = HOLD.replace('print("held', 'import os, time; os.fork() or (time.sleep(5), os._exit(0)); print("held')
+
+
+def test_a_forked_child_of_a_killed_process_does_not_hold_its_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD_WITH_FORK, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+        holder.wait()
+        with files.lock(tmp_path / "lock", "training"):
+            assert (tmp_path / "lock").exists()
+
+
 def test_a_lock_keeps_a_second_process_out_until_the_first_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "lock"
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
