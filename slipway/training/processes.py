@@ -5,12 +5,15 @@ half an hour, each holding its GPU.
 """
 
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -32,13 +35,19 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def children_end_on_failure(trainer: pl.Trainer) -> Iterator[None]:
-    """End the processes that `trainer` started when the block raises; Lightning itself does so for Ctrl-C alone."""
+def ended_together(trainer: pl.Trainer) -> Iterator[None]:
+    """End the processes that `trainer` started when the block raises; Lightning itself does so for Ctrl-C alone.
+
+    After SIGTERM the exit code is 143, as of any other program: Lightning's would be 0, that of a finished training.
+    """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         for child in getattr(trainer.strategy.launcher, "procs", []):
             child.kill()
+        if isinstance(error, SIGTERMException) or trainer.received_sigterm:  # one rank's end is another's broken connection
+            print("ended by SIGTERM. Run the same command again; it goes on after the newest save.", file=sys.stderr)
+            sys.exit(128 + signal.SIGTERM)
         raise
 
 

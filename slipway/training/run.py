@@ -28,7 +28,7 @@ from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
-from slipway.training.processes import children_end_on_failure, end_with_parent, is_first_process, was_started_by_another
+from slipway.training.processes import end_with_parent, ended_together, is_first_process, was_started_by_another
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
 from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
 
@@ -159,10 +159,10 @@ def _fit(job: _Job, network: ImageNetwork, resumed: Save | None) -> None:
     training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, draw, classes=classes)
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     on_gpu = placement.accelerator == "gpu"
-    with children_end_on_failure(trainer):
+    with ended_together(trainer):
         trainer.fit(
             TrainingModule(network, params, job.seed, training.num_steps, training.ids),
-            training_loader(training, params.num_workers, pin_memory=on_gpu),
+            training_loader(training, params.num_workers, first_epoch=resumed.epoch if resumed else 0, pin_memory=on_gpu),
             validation_loader(validation, params.num_workers, pin_memory=on_gpu),
             ckpt_path=str(job.saves.state(resumed.epoch)) if resumed else None,
             weights_only=True,

@@ -22,16 +22,17 @@ def run_training(project: Path, command: list[str] = TRAIN) -> subprocess.Comple
     return subprocess.run(command, cwd=project, env=_environment(), capture_output=True, text=True, timeout=300)
 
 
-def kill_after(project: Path, text: str) -> None:
-    """Start a training and kill it, with all its processes, when it prints `text`."""
+def kill_after(project: Path, text: str, with_signal: signal.Signals = signal.SIGKILL) -> int:
+    """Start a training and kill it, with all its processes, when it prints `text`; its exit code."""
     process = subprocess.Popen(
         TRAIN, cwd=project, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
     with process:
         assert process.stdout is not None
         seen = any(text in line for line in process.stdout)
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, with_signal)
     assert seen
+    return process.returncode
 
 
 def weights_digest(project: Path) -> str:

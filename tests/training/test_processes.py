@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipway.training.processes import children_end_on_failure, is_first_process, was_started_by_another
+from slipway.training.processes import ended_together, is_first_process, was_started_by_another
 
 PARENT = """
 import subprocess, sys
@@ -60,8 +60,8 @@ def test_a_process_that_does_not_watch_its_parent_stays() -> None:
 
 
 def _fail_with(children: list[Any]) -> None:
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)))
-    with children_end_on_failure(trainer):
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)), received_sigterm=False)
+    with ended_together(trainer):
         raise ValueError("rank 0 failed")
 
 
@@ -73,8 +73,8 @@ def test_started_ranks_end_when_the_first_one_fails() -> None:
 
 
 def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=None))
-    with pytest.raises(ValueError, match="its own"), children_end_on_failure(trainer):
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=None), received_sigterm=False)
+    with pytest.raises(ValueError, match="its own"), ended_together(trainer):
         raise ValueError("its own")
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> N
 
 
 def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    whole, killed = write_project(tmp_path / "whole", epochs=5), write_project(tmp_path / "killed", epochs=5)
+    # The killed one fetches ahead in processes of their own, the other does not.
+    whole, killed = (write_project(tmp_path / str(workers), epochs=5, num_workers=workers) for workers in (0, 2))
     assert run_training(whole).returncode == 0
     kill_after(killed, "epoch 2/5")
     kill_after(killed, "epoch 4/5")
@@ -53,6 +55,21 @@ def test_a_damaged_save_is_named_and_the_one_before_it_is_taken(tmp_path: Path) 
     resumed = run_training(damaged)
     assert f"{newest.parent.name} is damaged and skipped: state missing, foreign or altered" in resumed.stdout
     assert weights_digest(damaged) == weights_digest(whole)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_training_that_is_asked_to_end_does_not_look_finished(tmp_path: Path, devices: int) -> None:
+    project = write_project(tmp_path, epochs=400, devices=devices)
+    assert kill_after(project, "epoch   2/400", signal.SIGTERM) == 128 + signal.SIGTERM
+    assert not (project / "artifacts").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_with_one_message(tmp_path: Path) -> None:
+    ended = run_training(write_project(tmp_path, learning_rate=1e30, warmup_epochs=0.0))
+    assert ended.returncode == 1
+    assert "error: the loss is not finite in step 2 (epoch 1)" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "artifacts").exists()
 
 
 def test_another_parameter_is_another_training(tmp_path: Path) -> None:
