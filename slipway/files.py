@@ -1,14 +1,15 @@
 """Atomic writes, digests and locks: the only place that renames, syncs or hashes a file.
 
 A reader never sees half a file or half a directory. What a killed process leaves behind has a
-name ending in `.partial` and is removed by the next writer of the same path.
+name ending in `.partial` and is removed by the next writer of the same path. Replacing a directory takes two
+renames: between them there is none, so that a kill may cost the old one, but never leaves half of it.
 """
 
 import fcntl
-import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ def write_bytes(path: Path, payload: bytes) -> None:
     """Write `payload` to `path` atomically, making its directory where needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         with partial.open("wb") as file:
             file.write(payload)
@@ -86,25 +87,33 @@ def new_directory(path: Path) -> Iterator[Path]:
     """A fresh directory to fill; it takes the place of `path` when the block ends, and vanishes when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial, replaced = _partial(path), _partial(path, ".replaced")
     partial.mkdir()
     try:
         yield partial
         sync_tree(partial)
         if path.exists():
-            shutil.rmtree(path)
+            path.rename(replaced)
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        if replaced.exists():
+            replaced.rename(path)
         raise
     _sync_directory(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _partial(path: Path, kind: str = "") -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}{kind}.partial")
 
 
 def _remove_leftovers(path: Path) -> None:
     """Remove what killed writers of `path` left; what a living process writes is its own."""
-    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
-        writer = leftover.name.split(".")[-2]
-        if writer.isdecimal() and int(writer) != os.getpid() and is_alive(int(writer)):
+    pattern = re.compile(rf"{re.escape(path.name)}\.(\d+)(\.replaced)?\.partial")
+    for leftover in path.parent.iterdir():
+        match = pattern.fullmatch(leftover.name)
+        if not match or (int(match[1]) != os.getpid() and is_alive(int(match[1]))):
             continue
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -144,13 +153,14 @@ def _sync_directory(path: Path) -> None:
 def lock(path: Path, purpose: str) -> Iterator[None]:
     """Hold an exclusive lock on `path` for the block; LockedError at once if another process has it.
 
-    The kernel gives the lock back when the process ends, however it ends.
+    The kernel gives the lock back when the process ends, however it ends. It is the process's own: children that it forked
+    (loader workers outlive a killed trainer by seconds) do not hold it, and within the process it keeps nobody out.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which of them is the system's choice
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise LockedError(

@@ -5,6 +5,7 @@ Every mistake is named at once, an unknown key with the key it was probably mean
 """
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slipway.contract import METRIC_NAMES, Task
 from slipway.errors import ParamsError
+from slipway.preprocess import MAX_PIXELS
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -40,7 +42,8 @@ class CleanParams(_Section):
 
     max_bad_share: Share  # refused rows over read rows above which the stage fails; duplicates do not count
     min_side_px: Positive  # smaller images are refused
-    max_pixels: Positive  # images of more pixels are refused before they are decoded; the service has the same limit
+    # Images of more pixels are refused before they are decoded; the service has the same limit. Pillow itself objects to more.
+    max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)]
 
 
 class SplitParams(_Section):
@@ -107,6 +110,12 @@ class TrainParams(_Section):
     num_workers: Annotated[int, Field(ge=0)]  # loader processes per device; 0 loads in the trainer itself
     keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
     checkpoint_every_epochs: Positive  # how much a killed run repeats at most
+
+    @model_validator(mode="after")
+    def _warms_up_before_its_end(self) -> Self:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs is {self.warmup_epochs}, expected less than epochs {self.epochs}")
+        return self
 
 
 class Gate(_Section):
@@ -204,10 +213,10 @@ class Params(_Section):
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read and check `params.yaml`; ParamsError with every mistake in it."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_bytes())
     except FileNotFoundError:
         raise ParamsError(f"{path} is missing. Run from the project's folder.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParamsError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ParamsError(f"{path} holds {type(content).__name__}, expected a mapping of sections.")
@@ -232,8 +241,14 @@ def _describe(detail: Any) -> str:
         return f"{key}: unknown key; {hint}"
     if detail["type"] == "missing":
         return f"{key}: missing; it has no default, see docs/params.md"
-    message = detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Value error, ") + _exponent_hint(detail["input"])
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
+
+
+def _exponent_hint(found: Any) -> str:
+    """YAML 1.1 reads 1e-3 as text."""
+    match = re.fullmatch(r"([+-]?\d+)([eE][+-]?\d+)", found) if isinstance(found, str) else None
+    return f". In YAML it is text without a point: write {match[1]}.0{match[2]}" if match else ""
 
 
 def _describe_gate(name: str, task: Task) -> str:

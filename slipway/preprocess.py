@@ -15,6 +15,7 @@ from slipway.contract import Contract
 from slipway.errors import ImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
+MAX_PIXELS = 2**30 // 4 // 3  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,

@@ -56,6 +56,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     (tmp_path / f"a.{DEAD}.partial").write_text("half")
     (tmp_path / f"folder.{DEAD}.partial").mkdir()
     (tmp_path / f"folder.{DEAD}.partial" / "half").touch()
+    (tmp_path / f"folder.{DEAD}.replaced.partial").mkdir()
     files.write_text(tmp_path / "a", "whole")
     with files.new_directory(tmp_path / "folder"):
         pass
@@ -67,6 +68,33 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f"ab.{DEAD}.partial").write_text("another file's")
     files.write_text(tmp_path / "a", "whole")
     assert len(list(tmp_path.glob("*.partial"))) == 2
+
+
+def test_a_file_may_be_written_while_one_of_a_longer_name_is(tmp_path: Path) -> None:
+    with files.new_directory(tmp_path / "a.b") as folder:
+        files.write_text(tmp_path / "a", "whole")
+        (folder / "new").touch()
+    assert (tmp_path / "a.b" / "new").exists()
+
+
+REPLACE = """
+import os, shutil, sys
+from pathlib import Path
+from slipway import files
+shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), 9)
+with files.new_directory(Path(sys.argv[1])) as folder:
+    (folder / "new").touch()
+"""
+
+
+def test_a_kill_while_the_old_directory_is_removed_leaves_no_half_of_it(tmp_path: Path) -> None:
+    with files.new_directory(tmp_path / "out") as folder:
+        (folder / "old").touch()
+    assert subprocess.run([sys.executable, "-c", REPLACE, str(tmp_path / "out")], check=False).returncode == -9
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+    with files.new_directory(tmp_path / "out"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_directory_takes_the_place_of_the_old_one_as_a_whole(tmp_path: Path) -> None:
@@ -99,6 +127,20 @@ with files.lock(Path(sys.argv[1]), "training"):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+HOLD_WITH_FORK = HOLD.replace('print("held', 'import os, time; os.fork() or (time.sleep(5), os._exit(0)); print("held')
+
+
+def test_a_forked_child_of_a_killed_process_does_not_hold_its_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD_WITH_FORK, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+        holder.wait()
+        with files.lock(tmp_path / "lock", "training"):
+            assert (tmp_path / "lock").exists()
 
 
 def test_a_lock_keeps_a_second_process_out_until_the_first_is_killed(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp16"], "compile__variant": "fp16"}, "lacks 'fp32'"),
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
         ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_tensorrt']"),
+        ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
+        ({"train__learning_rate": "1e-3"}, "write 1.0e-3"),
+        ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
     ],
 )
@@ -102,11 +105,12 @@ def test_params_cannot_be_changed_afterwards() -> None:
         ("a: [", "is not YAML"),
         ("- 1", "holds list"),
         ("", "holds NoneType"),
+        ("a: \ud800", "is not YAML"),
         ("!!python/object:os.system {}", "is not YAML"),
     ],
 )
 def test_a_file_that_holds_no_params_is_refused(tmp_path: Path, text: str | None, words: str) -> None:
     if text is not None:
-        (tmp_path / "params.yaml").write_text(text)
+        (tmp_path / "params.yaml").write_text(text, errors="surrogatepass")
     with pytest.raises(ParamsError, match=words):
         load_params(tmp_path / "params.yaml")

@@ -145,7 +145,7 @@ def open_augmented(root: Path, manifest: PackedManifest, *, verify: bool = False
     """
     path = root / "plan.json"
     try:
-        plan = AugmentPlan.model_validate(json.loads(path.read_text()))
+        plan = AugmentPlan.model_validate(json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro augment`.") from None
     except (ValidationError, ValueError) as error:

@@ -20,7 +20,7 @@ from slipway import files
 from slipway.contract import Task
 from slipway.data.parallel import ordered_map
 from slipway.data.rows import QUARANTINE, ROWS
-from slipway.data.sources import Fault, RawSample
+from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError, ImageError
 from slipway.params import CleanParams
 from slipway.preprocess import decode_image

@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from slipway import files
 from slipway.contract import Contract, Task
@@ -89,10 +88,10 @@ def read_manifest(root: Path) -> PackedManifest:
     """The manifest of a packed store; SchemaError if it is missing or not understood."""
     path = root / "manifest.json"
     try:
-        return PackedManifest.model_validate(json.loads(path.read_text()))
+        return PackedManifest.model_validate(json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro precompute`.") from None
-    except (ValidationError, json.JSONDecodeError) as error:
+    except ValueError as error:
         raise SchemaError(f"{path} is not a packed store's manifest: {error}. Run `dvc repro --force precompute`.") from error
 
 

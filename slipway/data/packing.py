@@ -20,7 +20,7 @@ from slipway import files
 from slipway.contract import Task
 from slipway.data.packed import SPLITS, PackedManifest, TargetScale, write_manifest, write_split
 from slipway.data.parallel import ordered_map
-from slipway.data.sources import RawSample
+from slipway.data.samples import RawSample
 from slipway.errors import DataError, ImageError, IntegrityError, UnavailableError
 from slipway.preprocess import ImageContract, array_from_bytes
 

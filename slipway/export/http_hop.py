@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from slipway import files
 from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
-from slipway.data.sources import RawSample
+from slipway.data.samples import RawSample
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import Measurement, TestRows
 

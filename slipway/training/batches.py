@@ -145,10 +145,13 @@ class ValidationBatches(Dataset[Batch]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """(epoch, index) for each batch; the trainer calls `set_epoch` before an epoch, after a resume too."""
+    """(epoch, index) for each batch; the trainer calls `set_epoch` before an epoch.
 
-    def __init__(self, num_batches: int) -> None:
-        self._num_batches, self.epoch = num_batches, 0
+    For the first one it does so too late: by then loader processes have fetched ahead. So that one is given here.
+    """
+
+    def __init__(self, num_batches: int, first_epoch: int) -> None:
+        self._num_batches, self.epoch = num_batches, first_epoch
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -160,9 +163,9 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return self._num_batches
 
 
-def training_loader(batches: TrainingBatches, num_workers: int, *, pin_memory: bool = False) -> DataLoader[Batch]:
-    """Serves whole batches in the order of the epoch."""
-    return _loader(batches, EpochSampler(len(batches)), num_workers, pin_memory)
+def training_loader(batches: TrainingBatches, num_workers: int, *, first_epoch: int = 0, pin_memory: bool = False) -> DataLoader[Batch]:
+    """Serves whole batches in the order of the epoch; `first_epoch` counts from 0."""
+    return _loader(batches, EpochSampler(len(batches), first_epoch), num_workers, pin_memory)
 
 
 def validation_loader(batches: ValidationBatches, num_workers: int, *, pin_memory: bool = False) -> DataLoader[Batch]:

@@ -73,7 +73,7 @@ class Saves:
         with ExitStack() as stack:
             partial = stack.enter_context(files.new_directory(self._folder(epoch))) if trainer.is_global_zero else None
             partial = Path(trainer.strategy.broadcast(str(partial)))
-            trainer.save_checkpoint(partial / "state")
+            _save_state(trainer, partial / "state")
             trainer.strategy.barrier("every rank has written its part")
             if trainer.is_global_zero:
                 save = Save(
@@ -107,7 +107,7 @@ class Saves:
             if path.parent == self.root:
                 continue
             try:
-                other = Fingerprint.model_validate(json.loads(path.read_text()))
+                other = Fingerprint.model_validate(json.loads(path.read_bytes()))
             except ValueError:
                 lines.append(f"{path.parent} holds a training that this version does not understand")
                 continue
@@ -169,6 +169,18 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
     return {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
 
 
+def _save_state(trainer: pl.Trainer, path: Path) -> None:
+    """TrainingError where the disk is full: of torch's own message nobody would guess it."""
+    try:
+        trainer.save_checkpoint(path)
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in ("inline_container", "iostream", "PytorchStreamWriter")):
+            raise
+        raise TrainingError(
+            f"{path} could not be written, most likely because the disk is full ({error}). Free space, then run the same command again."
+        ) from error
+
+
 def _digests(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): files.sha256_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -176,7 +188,7 @@ def _digests(folder: Path) -> dict[str, str]:
 def _verified(folder: Path) -> Save:
     """The save in `folder`; ValueError or OSError that says what is wrong with it."""
     try:
-        save = Save.model_validate(json.loads((folder / "save.json").read_text()))
+        save = Save.model_validate(json.loads((folder / "save.json").read_bytes()))
     except (ValidationError, ValueError) as error:
         raise ValueError(f"save.json is not readable ({error})") from error
     found = _digests(folder)
@@ -189,6 +201,6 @@ def _verified(folder: Path) -> Save:
 
 def _kept_by(folder: Path) -> int:
     try:
-        return Save.model_validate(json.loads((folder / "save.json").read_text())).kept_epoch
+        return Save.model_validate(json.loads((folder / "save.json").read_bytes())).kept_epoch
     except (OSError, ValueError):
         return 0

@@ -52,7 +52,12 @@ def take_fingerprint(seed: int, params: TrainParams, placement: Placement, packe
     return Fingerprint(
         seed=seed,
         train=params.model_dump(mode="json"),
-        placement={"strategy": placement.strategy, "precision": placement.precision, "world_size": placement.world_size},
+        placement={
+            "strategy": placement.strategy,
+            "precision": placement.precision,
+            "accelerator": placement.accelerator,
+            "world_size": placement.world_size,
+        },
         data={path.as_posix(): files.sha256_file(path) for path in data},
         code={name: files.sha256_file(root / name) for name in code_of_stage(root / "dvc.yaml", "train") if (root / name).is_file()},
         versions={name: version(name) for name in _PACKAGES},
@@ -63,7 +68,7 @@ def code_of_stage(dvc_yaml: Path, stage: str) -> list[str]:
     """The Python files among a stage's `deps`; none where there is no such pipeline."""
     if not dvc_yaml.is_file():
         return []
-    pipeline = yaml.safe_load(dvc_yaml.read_text())
+    pipeline = yaml.safe_load(dvc_yaml.read_bytes())
     deps = pipeline.get("stages", {}).get(stage, {}).get("deps", [])
     return sorted(name for name in deps if isinstance(name, str) and name.endswith(".py"))
 

@@ -1,8 +1,9 @@
 """Lets a network run inside DeepSpeed's fp16 and bf16 engines as it runs elsewhere.
 
 DeepSpeed casts every parameter and leaves buffers in float32, which BatchNorm refuses (seen in
-0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, and images enter the network in
-the dtype of its parameters. Names and shapes of weights stay as they are.
+0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, images enter the network in
+the dtype of its parameters, and so do derived buffers (attention masks, rotary tables). Names, shapes and
+what is saved stay as they are.
 """
 
 import os
@@ -21,6 +22,8 @@ def fit_into_half(network: ImageNetwork, dtype: torch.dtype) -> None:
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             _compute_in_float32(module)
+    for module in network.backbone.modules():
+        _cast_derived_buffers(module, dtype)
 
 
 def allow_float16_on_cpu() -> None:
@@ -29,6 +32,13 @@ def allow_float16_on_cpu() -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     CPU_Accelerator.is_fp16_supported = lambda _: True
+
+
+def _cast_derived_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Those that no checkpoint holds: what is saved stays float32."""
+    for name, buffer in module.named_buffers(recurse=False):
+        if name in module._non_persistent_buffers_set and buffer.is_floating_point():
+            setattr(module, name, buffer.to(dtype))
 
 
 def _compute_in_float32(norm: nn.modules.batchnorm._BatchNorm) -> None:

@@ -30,8 +30,7 @@ class EpochLines(pl.Callback):
         self._started = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for epoch, metrics in enumerate(self._saver.history, start=1):
-            _log(trainer.loggers, metrics, epoch)
+        _log_history(trainer.loggers, self._saver.history)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = time.perf_counter()
@@ -58,6 +57,14 @@ def loggers(tensorboard: Path, live: Path) -> list[Logger]:
     return [TensorBoardLogger(save_dir=tensorboard.parent, name=tensorboard.name, version=""), DVCLiveLogger(experiment=dvclive)]
 
 
+def log_finished(tensorboard: Path, live: Path, history: list[dict[str, float]]) -> None:
+    """Log a training of which every epoch was trained by an earlier run."""
+    targets = loggers(tensorboard, live)
+    _log_history(targets, history)
+    for target in targets:
+        target.finalize("success")
+
+
 def progress_bars() -> list[pl.Callback]:
     """A bar for a terminal, nothing for a log file."""
     return [TQDMProgressBar(leave=False)] if sys.stderr.isatty() else []
@@ -82,6 +89,11 @@ def silence_chatter() -> None:
 
 def _line(metrics: dict[str, float]) -> str:
     return "  ".join(f"{name.replace('_', ' ')} {value:{'.2e' if name == 'learning_rate' else '.4f'}}" for name, value in metrics.items())
+
+
+def _log_history(targets: list[Logger], history: list[dict[str, float]]) -> None:
+    for epoch, metrics in enumerate(history, start=1):
+        _log(targets, metrics, epoch)
 
 
 def _log(targets: list[Logger], metrics: dict[str, float], epoch: int) -> None:

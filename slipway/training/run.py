@@ -5,7 +5,6 @@ augmentation and dropout are functions of `seed`, so equal inputs give equal wei
 """
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -21,7 +20,7 @@ from torch import Tensor
 from slipway import files
 from slipway.data.augmentation import AugmentPlan, matrices, open_augmented
 from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
-from slipway.errors import ParamsError
+from slipway.errors import TrainingError
 from slipway.params import TrainParams
 from slipway.training.batches import StepShape, TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
@@ -29,7 +28,8 @@ from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
-from slipway.training.progress import EpochLines, loggers, progress_bars, silence_chatter
+from slipway.training.processes import end_at_once_on_sigterm, end_with_parent, ended_together, is_first_process, was_started_by_another
+from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
 from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
 
 
@@ -59,30 +59,56 @@ class _Data:
         return sum(map(len, self.train))
 
 
+@dataclass(frozen=True)
+class _Job:
+    """All that is decided before the first step."""
+
+    seed: int
+    params: TrainParams
+    paths: Paths
+    placement: Placement
+    data: _Data
+    spec: NetworkSpec
+    shape: StepShape
+    fingerprint: Fingerprint
+
+    @property
+    def saves(self) -> Saves:
+        return Saves(self.paths.work, self.fingerprint)
+
+
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
     """Train as `params` ask and write the checkpoint and its metrics.
 
     ParamsError, UnavailableError: it cannot run as asked. TrainingError: it went wrong. LockedError: another one runs.
     """
     silence_chatter()
-    if params.warmup_epochs >= params.epochs:
-        raise ParamsError(f"train.warmup_epochs is {params.warmup_epochs}, expected less than train.epochs {params.epochs}.")
+    job, network = _prepare(seed, params, paths)
+    first = is_first_process()
+    if was_started_by_another():
+        end_with_parent()
+    with files.lock(paths.work / "lock", "a training") if first else nullcontext():
+        resumed, problems = job.saves.newest()
+        if first:
+            job.saves.open()
+            _print_start(job, network, [*problems, *(f"not resumed: {line}" for line in job.saves.others())], resumed)
+        if resumed is None or resumed.epoch < params.epochs:
+            _fit(job, network, resumed)
+        elif first:
+            log_finished(*_logs(job), resumed.history)
+        if first:
+            _finish(job)
+
+
+def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, ImageNetwork]:
     placement = place(params, this_machine())
     data = _open_data(paths)
-    network = _fresh_network(seed, params, data.manifest)
+    spec = _network_spec(params, data.manifest)
+    torch.manual_seed(seed)
+    network = build_network(spec)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     fingerprint = take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root)
-    saves = Saves(paths.work, fingerprint)
-    first = _is_first_process()
-    with files.lock(paths.work / "lock", "a training") if first else nullcontext():
-        resumed, problems = saves.newest()
-        if first:
-            saves.open()
-            _print_start(network, data, shape, placement, [*problems, *(f"not resumed: {line}" for line in saves.others())], resumed)
-        if resumed is None or resumed.epoch < params.epochs:
-            _fit(seed, params, paths, placement, data, network, shape, saves, resumed)
-        if first:
-            _finish(seed, params, paths, data, network, saves, fingerprint)
+    return _Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
 
 def _open_data(paths: Paths) -> _Data:
@@ -92,35 +118,27 @@ def _open_data(paths: Paths) -> _Data:
     return _Data(manifest, [split, copies] if copies else [split], open_split(paths.packed, manifest, "val"), plan)
 
 
-def _fresh_network(seed: int, params: TrainParams, manifest: PackedManifest) -> ImageNetwork:
-    torch.manual_seed(seed)
-    return build_network(
-        NetworkSpec(
-            task=manifest.task,
-            name=params.network,
-            arguments=params.network_arguments,
-            classes=manifest.classes,
-            input=manifest.input,
-            mean=manifest.mean,
-            std=manifest.std,
-            target_scale=manifest.target_scale,
-        )
+def _network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
+    return NetworkSpec(
+        task=manifest.task,
+        name=params.network,
+        arguments=params.network_arguments,
+        classes=manifest.classes,
+        input=manifest.input,
+        mean=manifest.mean,
+        std=manifest.std,
+        target_scale=manifest.target_scale,
     )
 
 
-def _fit(
-    seed: int,
-    params: TrainParams,
-    paths: Paths,
-    placement: Placement,
-    data: _Data,
-    network: ImageNetwork,
-    shape: StepShape,
-    saves: Saves,
-    resumed: Save | None,
-) -> None:
+def _logs(job: _Job) -> tuple[Path, Path]:
+    return job.paths.tensorboard / job.fingerprint.name, job.paths.live
+
+
+def _fit(job: _Job, network: ImageNetwork, resumed: Save | None) -> None:
+    params, placement, data, shape = job.params, job.placement, job.data, job.shape
     _prepare_process(placement, network)
-    saver = Saver(saves, resumed, params.keep, params.checkpoint_every_epochs)
+    saver = Saver(job.saves, resumed, params.keep, params.checkpoint_every_epochs)
     lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
     trainer = pl.Trainer(
         **trainer_arguments(placement, shape.per_device),
@@ -128,26 +146,27 @@ def _fit(
         accumulate_grad_batches=shape.num_accumulated,
         gradient_clip_val=params.gradient_clip_norm or None,
         callbacks=[_SetupCheck(placement), lines, saver, *progress_bars()],
-        logger=loggers(paths.tensorboard / saves.root.name, paths.live) if _is_first_process() else False,
+        logger=loggers(*_logs(job)) if is_first_process() else False,
         enable_progress_bar=bool(progress_bars()),
         enable_model_summary=False,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
         deterministic="warn",
-        default_root_dir=paths.work,
+        default_root_dir=job.paths.work,
     )
     classes = data.manifest.task == "image_classification"
     draw = None if data.plan.is_identity else partial(_draw, data.plan, data.manifest.input.size_px)
-    training = TrainingBatches(data.train, shape, trainer.global_rank, seed, draw, classes=classes)
+    training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, draw, classes=classes)
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     on_gpu = placement.accelerator == "gpu"
-    trainer.fit(
-        TrainingModule(network, params, seed, training.num_steps, training.ids),
-        training_loader(training, params.num_workers, pin_memory=on_gpu),
-        validation_loader(validation, params.num_workers, pin_memory=on_gpu),
-        ckpt_path=str(saves.state(resumed.epoch)) if resumed else None,
-        weights_only=True,
-    )
+    with ended_together(trainer):
+        trainer.fit(
+            TrainingModule(network, params, job.seed, training.num_steps, training.ids),
+            training_loader(training, params.num_workers, first_epoch=resumed.epoch if resumed else 0, pin_memory=on_gpu),
+            validation_loader(validation, params.num_workers, pin_memory=on_gpu),
+            ckpt_path=str(job.saves.state(resumed.epoch)) if resumed else None,
+            weights_only=True,
+        )
 
 
 def _draw(plan: AugmentPlan, size_px: int, epoch: int, keys: Any) -> Any:
@@ -163,6 +182,8 @@ def _prepare_process(placement: Placement, network: ImageNetwork) -> None:
         fit_into_half(network, placement.half_dtype)
         if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:
             allow_float16_on_cpu()
+    if placement.precision == "32-true":
+        torch.backends.cudnn.allow_tf32 = False  # which torch allows in convolutions: 10 bits of mantissa, not 23
     if placement.zero_stage is None:  # DeepSpeed views weights as flat bytes, which this layout forbids
         network.to(memory_format=torch.channels_last)  # images arrive as NHWC, so no layout is ever changed
 
@@ -175,37 +196,36 @@ class _SetupCheck(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_actual(self._placement.expected, actual_setup(trainer))
-        # Lightning 2.6 would note SIGTERM and go on, and several processes then wait for each other forever (seen).
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a save is whole at any moment, so ending at once loses no more than a kill
+        end_at_once_on_sigterm()
 
 
-def _finish(
-    seed: int, params: TrainParams, paths: Paths, data: _Data, network: ImageNetwork, saves: Saves, fingerprint: Fingerprint
-) -> None:
-    save, problems = saves.newest()
-    assert save is not None, problems
-    weights = consolidated_weights(saves.state(save.kept_epoch))
-    _check_weights(network, weights)
+def _finish(job: _Job) -> None:
+    save, problems = job.saves.newest()
+    if save is None or save.epoch < job.params.epochs:
+        raise TrainingError(
+            f"after {job.params.epochs} epochs the newest whole save is of epoch {save.epoch if save else 0}: {'; '.join(problems)}. "
+            "Run `dvc repro` again; it goes on from there."
+        )
+    weights = consolidated_weights(job.saves.state(save.kept_epoch))
     metrics = save.history[save.kept_epoch - 1]
-    requested = requested_setup(params)
     card = ModelCard(
         format_version=1,
-        network=network.spec,
-        num_parameters=_num_parameters(network),
+        network=job.spec,
+        num_parameters=_num_parameters(_network_with(job.spec, weights)),
         weights_sha256="",  # known when they are written
         epochs=save.epoch,
         kept_epoch=save.kept_epoch,
         metrics=metrics,
-        requested=requested,
+        requested=requested_setup(job.params),
         actual=save.actual,
-        seed=seed,
-        params=params.model_dump(mode="json"),
-        digests={"fingerprint": fingerprint.digest, "params": files.digest_json(fingerprint.train), **fingerprint.data, **fingerprint.code},
-        versions=fingerprint.versions,
-        git_revision=_git_revision(paths.root),
+        seed=job.seed,
+        params=job.params.model_dump(mode="json"),
+        digests=_digests(job.fingerprint),
+        versions=job.fingerprint.versions,
+        git_revision=_git_revision(job.paths.root),
     )
     files.write_json(
-        paths.metrics,
+        job.paths.metrics,
         {
             "epochs": save.epoch,
             "kept_epoch": save.kept_epoch,
@@ -215,17 +235,27 @@ def _finish(
             "processes": save.actual.world_size,
         },
     )
-    save_checkpoint(paths.checkpoint, card, weights)
-    saves.remove()
+    save_checkpoint(job.paths.checkpoint, card, weights)
+    job.saves.remove()
     print(
-        f"kept epoch {save.kept_epoch} of {save.epoch} ({params.keep}) in {paths.checkpoint}, measured on {len(data.val):,} validation rows"
+        f"kept epoch {save.kept_epoch} of {save.epoch} ({job.params.keep}) in {job.paths.checkpoint}, "
+        f"measured on {len(job.data.val):,} validation rows"
     )
 
 
-def _check_weights(network: ImageNetwork, weights: Mapping[str, Tensor]) -> None:
-    """Strictly: what was put together from shards has every weight of the network, in its shape, and nothing else."""
-    with torch.no_grad():
-        network.load_state_dict(dict(weights), strict=True)
+def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> ImageNetwork:
+    """Strictly: what was put together from shards has every weight of the network, in its shape, and nothing else.
+
+    In a new network, since ZeRO-3 leaves the trained one with empty parameters.
+    """
+    network = build_network(spec)
+    network.load_state_dict(dict(weights), strict=True)
+    return network
+
+
+def _digests(fingerprint: Fingerprint) -> dict[str, str]:
+    params = files.digest_json(fingerprint.train)
+    return {"fingerprint": fingerprint.digest, "params": params, **fingerprint.data, **fingerprint.code}
 
 
 def _short(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -244,21 +274,14 @@ def _git_revision(root: Path) -> str | None:
     return found.stdout.strip()
 
 
-def _is_first_process() -> bool:
-    """Whether this is rank 0, which is known before the trainer is: every launcher gives it zeros, or nothing."""
-    return all(int(os.environ.get(name) or 0) == 0 for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
-
-
-def _print_start(
-    network: ImageNetwork, data: _Data, shape: StepShape, placement: Placement, notes: list[str], resumed: Save | None
-) -> None:
-    spec = network.spec
+def _print_start(job: _Job, network: ImageNetwork, notes: list[str], resumed: Save | None) -> None:
+    spec, shape, placement, num_train = job.spec, job.shape, job.placement, job.data.num_train
     answers = f"{len(spec.classes)} classes" if spec.classes else "a number"
     print(f"network   {spec.name}, {_num_parameters(network):,} parameters, {'x'.join(map(str, spec.input.shape))} -> {answers}")
-    print(f"rows      {data.num_train:,} for training, {len(data.val):,} for validation")
+    print(f"rows      {num_train:,} for training, {len(job.data.val):,} for validation")
     print(
         f"step      {shape.batch_size} rows = {shape.per_device} per device x {shape.world_size} process{'es' * (shape.world_size > 1)} "
-        f"x {shape.num_accumulated} accumulated; {data.num_train // shape.batch_size} steps per epoch"
+        f"x {shape.num_accumulated} accumulated; {num_train // shape.batch_size} steps per epoch"
     )
     print(f"runs as   {placement.strategy}, {placement.precision}, {placement.world_size} on {placement.accelerator}")
     for reason in placement.reasons:

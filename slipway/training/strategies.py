@@ -225,7 +225,9 @@ def trainer_arguments(placement: Placement, per_device_batch: int) -> dict[str, 
         "num_nodes": placement.num_nodes,
     }
     if placement.zero_stage is None:
-        strategy = DDPStrategy() if placement.strategy == "ddp" else "auto"
+        # Without `broadcast_buffers` every rank has running statistics of its own, to be averaged after the epoch;
+        # with it the shares of all but rank 0 would be thrown away before each step.
+        strategy = DDPStrategy(broadcast_buffers=False) if placement.strategy == "ddp" else "auto"
         return {**arguments, "strategy": strategy, "precision": placement.precision}
     if placement.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is imported, which the strategy does

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway.data.sources import RawSample
+from slipway.data.samples import RawSample
 from slipway.files import sha256_bytes
 from slipway.params import CleanParams, DataParams
 from slipway.preprocess import ImageContract

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from slipway.data.cleaning import RULES, Cleaned, check_usable, clean_samples, collect, looks_like, report
-from slipway.data.sources import Fault, RawSample
+from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError
 from slipway.preprocess import FORMATS
 from tests.data.pictures import CLEAN, encode, picture, pixels, sample

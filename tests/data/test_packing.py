@@ -13,7 +13,7 @@ from slipway.contract import Task
 from slipway.data.packed import open_split, read_manifest
 from slipway.data.packing import channel_statistics, check_disk_space, pack
 from slipway.data.rows import SPLIT_ROWS
-from slipway.data.sources import Fault, RawSample
+from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError, IntegrityError, UnavailableError
 from slipway.preprocess import array_from_bytes
 from tests.data.pictures import CONTRACT, picture, pixels, sample

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slipway.data.sources import RawSample, count_samples, read_samples
+from slipway.data.samples import RawSample
+from slipway.data.sources import count_samples, read_samples
 from slipway.errors import DataError
 from tests.data.pictures import data_params, picture, write_folder, write_parquet
 

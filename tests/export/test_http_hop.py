@@ -13,7 +13,7 @@ import pytest
 
 from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
-from slipway.data.sources import Fault, RawSample
+from slipway.data.samples import Fault, RawSample
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import TestRows
 from slipway.export.http_hop import Payload, ServiceClient, original_payloads

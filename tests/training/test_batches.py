@@ -61,6 +61,14 @@ def _collect(num_workers: int) -> list[Batch]:
     return batches
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_epoch_is_the_one_it_should_be_from_its_first_batch(num_workers: int) -> None:
+    loader = training_loader(_training(), num_workers, first_epoch=7)
+    batches = iter(loader)
+    loader.sampler.set_epoch(7)  # type: ignore[attr-defined]
+    assert torch.equal(next(batches).rows, _training()[7, 0].rows)
+
+
 def test_workers_change_nothing() -> None:
     for alone, shared in zip(_collect(0), _collect(2), strict=True):
         assert torch.equal(alone.rows, shared.rows)

@@ -26,6 +26,17 @@ def test_a_changed_parameter_is_another_training(project: Path, train: dict[str,
     assert _take(project, **train).digest != _take(project).digest
 
 
+def test_another_kind_of_device_is_another_training(project: Path) -> None:
+    params = load_params(project / "params.yaml").train.model_copy(
+        update={"accelerator": "auto", "strategy": "ddp", "precision": "32-true"}
+    )
+    digests = set()
+    for num_gpus in (0, 1):
+        placement = place(params, Machine(num_gpus=num_gpus, has_bfloat16=True, num_started=None))
+        digests.add(take_fingerprint(7, params, placement, project / "data/packed", project / "data/augmented", project).digest)
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize("name", ["data/packed/manifest.json", "data/augmented/plan.json", "code.py"])
 def test_a_changed_file_is_another_training_and_is_named(project: Path, name: str) -> None:
     files.write_text(project / "dvc.yaml", PIPELINE)

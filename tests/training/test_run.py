@@ -2,8 +2,8 @@
 
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,43 +13,14 @@ import pytest
 
 from slipway import files
 from slipway.training.networks import load_network, read_model_card
-from tests.training.conftest import ROOT, write_project
+from tests.training.conftest import write_project
+from tests.training.real_runs import TORCHRUN, TRAIN, kill_after, run_training, start_training, validation_accuracy, weights_digest
 
 pytestmark = pytest.mark.slow
-TRAIN = [sys.executable, "-u", "-m", "stages.train"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stages.train"]
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "DS_BUILD_OPS": "0", "DVC_NO_ANALYTICS": "1"}
-
-
-def _train(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=project, env=_environment(), capture_output=True, text=True, timeout=300)
-
-
-def _kill_after(project: Path, text: str) -> None:
-    """Start a training and kill it, with all its processes, when it prints `text`."""
-    process = subprocess.Popen(
-        TRAIN, cwd=project, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    with process:
-        assert process.stdout is not None
-        seen = any(text in line for line in process.stdout)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert seen
-
-
-def _digest(project: Path) -> str:
-    return files.sha256_file(project / "artifacts/checkpoint/weights.safetensors")
-
-
-def _accuracy(project: Path) -> float:
-    return float(json.loads((project / "metrics/train.json").read_text())["val_accuracy"])
 
 
 def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> None:
-    done = _train(project)
+    done = run_training(project)
     assert done.returncode == 0, done.stderr
     card = read_model_card(project / "artifacts/checkpoint")
     assert card.requested.strategy == "auto"
@@ -59,55 +30,67 @@ def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> N
     curve = (project / "reports/live/plots/metrics/val/accuracy.tsv").read_text().splitlines()
     assert curve[0] == "step\taccuracy"
     assert len(curve) == 1 + 4
-    assert _accuracy(project) > 0.9
+    assert validation_accuracy(project) > 0.9
 
 
 def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    whole, killed = write_project(tmp_path / "whole", epochs=5), write_project(tmp_path / "killed", epochs=5)
-    assert _train(whole).returncode == 0
-    _kill_after(killed, "epoch 2/5")
-    _kill_after(killed, "epoch 4/5")
-    resumed = _train(killed)
+    # The killed one fetches ahead in processes of their own, the other does not.
+    whole, killed = (write_project(tmp_path / str(workers), epochs=5, num_workers=workers) for workers in (0, 2))
+    assert run_training(whole).returncode == 0
+    kill_after(killed, "epoch 2/5")
+    kill_after(killed, "epoch 4/5")
+    resumed = run_training(killed)
     assert "resumed   after epoch" in resumed.stdout
-    assert _digest(killed) == _digest(whole)
+    assert weights_digest(killed) == weights_digest(whole)
     curves = [(project / "reports/live/plots/metrics/val/loss.tsv").read_text() for project in (whole, killed)]
     assert curves[0] == curves[1]
 
 
-def test_sigterm_ends_every_process_at_once(tmp_path: Path) -> None:
-    project = write_project(tmp_path, devices=2, strategy="ddp", epochs=1000)
-    with subprocess.Popen(TRAIN, cwd=project, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+def test_a_damaged_save_is_named_and_the_one_before_it_is_taken(tmp_path: Path) -> None:
+    whole, damaged = write_project(tmp_path / "whole", epochs=4), write_project(tmp_path / "damaged", epochs=4)
+    assert run_training(whole).returncode == 0
+    kill_after(damaged, "epoch 4/4")
+    newest = sorted((damaged / ".work/train").glob("*/epoch-*/state"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    resumed = run_training(damaged)
+    assert f"{newest.parent.name} is damaged and skipped: state missing, foreign or altered" in resumed.stdout
+    assert weights_digest(damaged) == weights_digest(whole)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_sigterm_to_the_first_process_ends_them_all_and_does_not_look_finished(tmp_path: Path, devices: int) -> None:
+    project = write_project(tmp_path, epochs=1000, devices=devices)
+    process = start_training(project)
+    with process:
         assert process.stdout is not None
         assert any("epoch    2/1000" in line for line in process.stdout)
         process.terminate()
-        assert process.wait(timeout=30) == -signal.SIGTERM
         process.stdout.read()  # ends when the other rank, which holds the pipe too, has ended
+    assert process.returncode == -signal.SIGTERM
+    assert not (project / "artifacts").exists()
 
 
-def test_a_damaged_save_is_named_and_the_one_before_it_is_taken(tmp_path: Path) -> None:
-    whole, damaged = write_project(tmp_path / "whole", epochs=4), write_project(tmp_path / "damaged", epochs=4)
-    assert _train(whole).returncode == 0
-    _kill_after(damaged, "epoch 4/4")
-    newest = sorted((damaged / ".work/train").glob("*/epoch-*/state"))[-1]
-    newest.write_bytes(newest.read_bytes()[:-1])
-    resumed = _train(damaged)
-    assert f"{newest.parent.name} is damaged and skipped: state missing, foreign or altered" in resumed.stdout
-    assert _digest(damaged) == _digest(whole)
+def test_a_loss_that_is_not_finite_ends_the_training_with_one_message(tmp_path: Path) -> None:
+    ended = run_training(write_project(tmp_path, learning_rate=1e30, warmup_epochs=0.0))
+    assert ended.returncode == 1
+    assert "error: the loss is not finite in step 2 (epoch 1)" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "artifacts").exists()
 
 
 def test_another_parameter_is_another_training(tmp_path: Path) -> None:
     project = write_project(tmp_path, epochs=4)
-    _kill_after(project, "epoch 3/4")
+    kill_after(project, "epoch 3/4")
     params = (project / "params.yaml").read_text()
     files.write_text(project / "params.yaml", params.replace("learning_rate: 0.01", "learning_rate: 0.02"))
-    done = _train(project)
+    done = run_training(project)
     assert "resumed" not in done.stdout.replace("not resumed", "")
     assert "train.learning_rate: 0.01 -> 0.02" in done.stdout
 
 
 def test_a_second_trainer_is_kept_out(project: Path) -> None:
     with files.lock(project / ".work/train/lock", "a training"):
-        refused = _train(project)
+        refused = run_training(project)
     assert refused.returncode == 1
     assert f"already running as process {os.getpid()}" in refused.stderr
 
@@ -116,13 +99,13 @@ def test_a_second_trainer_is_kept_out(project: Path) -> None:
     ("train", "text"),
     [
         ({"batch_size": 151}, "there are only 150 training rows"),
-        ({"warmup_epochs": 4.0}, "expected less than train.epochs 4"),
+        ({"warmup_epochs": 4.0}, "expected less than epochs 4"),
         ({"network": "timm/nothing", "network_arguments": {}}, "lacks"),
         ({"precision": "16-mixed"}, "cannot do on the CPU"),
     ],
 )
 def test_a_fault_of_the_user_is_one_message(tmp_path: Path, train: dict[str, Any], text: str) -> None:
-    refused = _train(write_project(tmp_path, **train))
+    refused = run_training(write_project(tmp_path, **train))
     assert refused.returncode == 1
     assert text in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -140,11 +123,11 @@ def test_a_fault_of_the_user_is_one_message(tmp_path: Path, train: dict[str, Any
 )
 def test_two_processes_reach_what_one_reaches(tmp_path: Path, strategy: str, precision: str, command: list[str]) -> None:
     project = write_project(tmp_path, devices=2, strategy=strategy, precision=precision)
-    done = _train(project, command)
+    done = run_training(project, command)
     assert done.returncode == 0, done.stderr
     actual = read_model_card(project / "artifacts/checkpoint").actual
     assert (actual.strategy, actual.precision, actual.world_size) == (strategy, precision, 2)
-    assert _accuracy(project) > 0.9
+    assert validation_accuracy(project) > 0.9
     network = load_network(project / "artifacts/checkpoint")
     assert {value.dtype.is_floating_point and value.dtype.itemsize for value in network.parameters()} == {4}
 
@@ -152,10 +135,33 @@ def test_two_processes_reach_what_one_reaches(tmp_path: Path, strategy: str, pre
 def test_a_killed_deepspeed_training_of_two_resumes_exactly(tmp_path: Path) -> None:
     settings = {"devices": 2, "strategy": "deepspeed_stage_2", "precision": "bf16-mixed"}
     whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)
-    assert _train(whole).returncode == 0
-    _kill_after(killed, "epoch 3/4")
-    assert "resumed   after epoch" in _train(killed).stdout
-    assert _digest(killed) == _digest(whole)
+    assert run_training(whole).returncode == 0
+    kill_after(killed, "epoch 3/4")
+    assert "resumed   after epoch" in run_training(killed).stdout
+    assert weights_digest(killed) == weights_digest(whole)
+
+
+def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) -> None:
+    wide = {"width": 128, "blocks": [1, 1], "dropout": 0.0, "normalisation": "batch"}  # DeepSpeed leaves below 100,000 values whole
+    settings = {"devices": 2, "strategy": "deepspeed_stage_3", "precision": "bf16-mixed", "epochs": 1, "warmup_epochs": 0.0}
+    project = write_project(tmp_path, network_arguments=wide, **settings)
+    done = run_training(project)
+    assert done.returncode == 0, done.stderr
+    network = load_network(project / "artifacts/checkpoint")
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert read_model_card(project / "artifacts/checkpoint").num_parameters == num_parameters > 1_000_000
+
+
+def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    whole, killed = write_project(tmp_path / "whole", epochs=2), write_project(tmp_path / "killed", epochs=2)
+    assert run_training(whole).returncode == 0
+    code = "import os, slipway.training.run as run; run._finish = lambda job: os.kill(os.getpid(), 9); import runpy; "
+    assert run_training(killed, [sys.executable, "-c", code + "runpy.run_module('stages.train', run_name='__main__')"]).returncode == -9
+    shutil.rmtree(killed / "reports")  # as DVC does with outputs before it runs a stage
+    assert run_training(killed).returncode == 0
+    assert weights_digest(killed) == weights_digest(whole)
+    written = [{path.relative_to(project) for path in project.rglob("reports/**/*.tsv")} for project in (whole, killed)]
+    assert written[0] == written[1] != set()
 
 
 def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) -> None:
@@ -163,6 +169,6 @@ def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) 
     losses = []
     for devices in (1, 2):
         project = write_project(tmp_path / str(devices), devices=devices, network_arguments=exact, epochs=2)
-        assert _train(project).returncode == 0
+        assert run_training(project).returncode == 0
         losses.append(json.loads((project / "metrics/train.json").read_text())["train_loss"])
     assert np.isclose(losses[0], losses[1], rtol=0, atol=1e-5)

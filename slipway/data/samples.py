@@ -1,0 +1,64 @@
+"""One raw sample as it lies in the data set, and how its file is read.
+
+What is wrong with a single sample travels with it as a fault; a folder that cannot be listed is a DataError.
+Hidden files are no samples.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from slipway.errors import DataError
+
+
+class Fault(NamedTuple):
+    """Why a sample is refused: the name of the rule, and what was found."""
+
+    rule: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class RawSample:
+    """One sample as it lies in the data set.
+
+    `source` is the path inside a folder ("cat/1.png"), or the row number of a table, counted from 0, with the
+    path that the row names, if any ("17:images/1.png"). It is unique within the data set.
+    """
+
+    source: str
+    payload: bytes  # the encoded image; empty when a fault kept it from being read
+    label: str | None  # for classes
+    target: float | None  # for a number
+    group: str | None
+    fault: Fault | None
+
+
+def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    """What a folder holds, by name, without hidden files."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"the folder {str(folder)!r} cannot be listed: {error.strerror}. Give this user the right to read it.") from error
+
+
+def read_file(path: Path) -> tuple[bytes, Fault | None]:
+    """A file's bytes, or why there are none."""
+    try:
+        if path.exists() and not path.is_file():
+            return b"", Fault("unreadable", f"{path} is not a regular file")
+        return path.read_bytes(), None
+    except FileNotFoundError:
+        return b"", Fault("missing_file", f"{path} does not exist{_where_it_is(path)}")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        return b"", Fault("unreadable", f"{str(path)!r} cannot be read: {error}")
+
+
+def _where_it_is(path: Path) -> str:
+    """A hint when the file lies one folder deeper than the table says."""
+    if not path.parent.is_dir():
+        return ""
+    deeper = next((entry.name for entry in visible_entries(path.parent) if entry.is_dir() and Path(entry.path, path.name).exists()), None)
+    return f"; {deeper}/{path.name} does: write paths relative to the table's folder" if deeper else ""

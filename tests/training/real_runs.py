@@ -1,0 +1,46 @@
+"""Trainings in processes of their own, as `dvc repro` starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from slipway import files
+from tests.training.conftest import ROOT
+
+TRAIN = [sys.executable, "-u", "-m", "stages.train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stages.train"]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "DS_BUILD_OPS": "0", "DVC_NO_ANALYTICS": "1"}
+
+
+def run_training(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=project, env=_environment(), capture_output=True, text=True, timeout=300)
+
+
+def start_training(project: Path) -> subprocess.Popen[str]:
+    """A training in a session of its own, whose output can be read."""
+    return subprocess.Popen(
+        TRAIN, cwd=project, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+
+
+def kill_after(project: Path, text: str) -> None:
+    """Start a training and kill it, with all its processes, when it prints `text`."""
+    with start_training(project) as process:
+        assert process.stdout is not None
+        seen = any(text in line for line in process.stdout)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert seen
+
+
+def weights_digest(project: Path) -> str:
+    return files.sha256_file(project / "artifacts/checkpoint/weights.safetensors")
+
+
+def validation_accuracy(project: Path) -> float:
+    return float(json.loads((project / "metrics/train.json").read_text())["val_accuracy"])

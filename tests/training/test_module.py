@@ -1,0 +1,71 @@
+"""The step of training: its schedule, its optimizer, and a loss that is not finite."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from slipway.errors import TrainingError
+from slipway.params import load_params
+from slipway.training.batches import TrainingBatches, cut_step
+from slipway.training.module import TrainingModule, _Sums, learning_rate_share
+from slipway.training.networks import build_network
+from tests.training.conftest import ROOT, spec, split_of
+
+SPLIT = split_of(24)
+
+
+def _module(**changes: Any) -> TrainingModule:
+    params = load_params(ROOT / "params.yaml").train.model_copy(update=changes)
+    torch.manual_seed(0)
+    return TrainingModule(build_network(spec()), params, seed=3, steps_per_epoch=5, ids=SPLIT.ids)
+
+
+def _batches() -> TrainingBatches:
+    return TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, matrices=None, classes=True)
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
+    shares = [learning_rate_share(step, 4, 104) for step in range(104)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert shares[54] == pytest.approx(0.5)
+    assert all(later < earlier for earlier, later in itertools.pairwise(shares[4:]))
+    assert 0 < shares[-1] < 0.001
+
+
+def test_without_warm_up_it_starts_at_its_peak() -> None:
+    assert learning_rate_share(0, 0, 10) == 1.0
+
+
+def test_past_the_end_it_stays_at_its_smallest() -> None:
+    assert learning_rate_share(500, 4, 104) == learning_rate_share(103, 4, 104)
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    module = _module(weight_decay=0.3)
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    assert {parameter.ndim for parameter in groups[1]["params"]} == {1}
+    assert sum(len(group["params"]) for group in groups) == len(list(module.parameters()))
+
+
+def test_dropout_is_a_function_of_the_batch() -> None:
+    module, batches = _module(), _batches()
+    first, again, other = (float(module.training_step(batches[0, index], index).detach()) for index in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_loss_that_is_not_finite_names_the_guilty_rows_alone() -> None:
+    module, batch = _module(), _batches()[0, 0]
+    guilty = SPLIT.ids[int(batch.rows[5])]
+    module.network.backbone.register_forward_hook(lambda *_: torch.zeros(8, 2).index_fill(0, torch.tensor([5]), torch.nan))
+    with pytest.raises(TrainingError, match=f"for 1 of 8 rows, with the ids {guilty}. No weight was changed"):
+        module.training_step(batch, 0)
+
+
+def test_a_row_that_only_fills_up_counts_for_nothing() -> None:
+    sums = _Sums()
+    sums.add(counted=torch.tensor([True, True, False]), loss=torch.tensor([1.0, 3.0, float("nan")]))
+    sums.add(counted=torch.tensor([True]), loss=torch.tensor([5.0]))
+    assert sums.means() == {"loss": 3.0}
