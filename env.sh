@@ -10,6 +10,9 @@ export BENTOML_HOME="$_slipway_root/.bentoml"
 export BENTOML_DO_NOT_TRACK=True
 export DVC_NO_ANALYTICS=1
 export DVC_SITE_CACHE_DIR="$_slipway_root/.work/dvc"
+# OpenMP's threads sleep while they wait for each other. They would spin, and beside any other load a training step on the
+# CPU then takes up to 16 times as long (bench/LOG.md).
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 export DS_BUILD_OPS=0 # DeepSpeed builds no extension when it is installed
 export XDG_CACHE_HOME="$_slipway_root/.work/cache"
 export XDG_CONFIG_HOME="$_slipway_root/.work/config"

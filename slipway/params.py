@@ -234,7 +234,7 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
 
 def _describe(detail: Any) -> str:
     place = [str(part) for part in detail["loc"]]
-    key = ".".join(place) or "the file"
+    key = ".".join(place) or "sections that do not fit together"
     if detail["type"] == "extra_forbidden":
         close = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(_known_keys(place[:-1]))}"
