@@ -93,7 +93,8 @@ def main() -> None:
             print(f"seed {seed}: {runs.line()}", flush=True)
     lines = ["| Strategy | Precision | Processes | Test accuracy, median | of each seed | Training, s |", "|---|---|---|---|---|---|"]
     lines += [runs.line() for runs in everything]
-    note = f"The params and the split of this checkout, training seeds {', '.join(map(str, SEEDS))}, {everything[0].num_rows} test rows, on the CPU over gloo."
+    seeds = ", ".join(map(str, SEEDS))
+    note = f"The params and the split of this checkout, training seeds {seeds}, {everything[0].num_rows} test rows, on the CPU over gloo."
     text = "\n".join(lines)
     print(text)
     versions = conditions("torch", "pytorch-lightning", "deepspeed")
