@@ -17,6 +17,7 @@ from slipway.params import TrainParams
 from slipway.training.strategies import Placement
 
 _PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "timm", "torch")
+_DIGESTED = ("code.", "data.")  # of these fields, the value is a digest, which tells a reader nothing
 
 
 class Fingerprint(Contract):
@@ -40,10 +41,11 @@ class Fingerprint(Contract):
         return self.digest[:12]
 
     def differences(self, other: "Fingerprint") -> list[str]:
-        """`key: here -> in other`, for every key whose value differs."""
+        """`key: here -> in other` for every value that differs, and the name of every file that does."""
         ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))
-        keys = sorted(ours.keys() | theirs.keys())
-        return [f"{key}: {ours.get(key)} -> {theirs.get(key)}" for key in keys if ours.get(key) != theirs.get(key)]
+        keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+        changed_files = [key.partition(".")[2] for key in keys if key.startswith(_DIGESTED)]
+        return [f"{key}: {ours.get(key)} -> {theirs.get(key)}" for key in keys if not key.startswith(_DIGESTED)] + changed_files
 
 
 def take_fingerprint(seed: int, params: TrainParams, placement: Placement, packed: Path, augmented: Path, root: Path) -> Fingerprint:
