@@ -61,4 +61,4 @@ lock: install ## resolve requirements.lock anew from pyproject.toml
 
 .PHONY: clean
 clean: ## remove what stages wrote and all work in progress; the data, dvc's cache and .venv stay
-	rm -rf .work .bentoml data/clean data/split data/packed data/augmented artifacts reports
+	rm -rf .work .bentoml tmp dvc_plots data/clean data/split data/packed data/augmented artifacts reports
