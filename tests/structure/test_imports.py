@@ -10,7 +10,7 @@ from tests.structure.closure import closure, imported_modules
 
 RING_0 = {"numpy", "PIL", "pyarrow", "pydantic", "yaml"}
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}
-HEAVY = ("torch", "pytorch_lightning", "deepspeed", "timm", "onnx", "sklearn", "matplotlib", "dvc")
+HEAVY = ("torch", "pytorch_lightning", "deepspeed", "timm", "onnx", "onnxruntime", "sklearn", "matplotlib", "dvc")
 
 
 def part_of(root: Path, path: Path) -> str:
