@@ -26,7 +26,8 @@ from slipway.metrics import Resampling, classification_metrics, regression_metri
 from slipway.params import Params, parse_params
 from slipway.preprocess import ImageContract
 from slipway.reports.evaluation import Evaluation, write_evaluation
-from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, TrainingSetup, build_network, load_network, save_checkpoint
+from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, build_network, load_network, save_checkpoint
+from tests.model_cards import model_card
 
 CONTRACT = ImageContract(size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 CLASSES = ["amber", "blue", "green"]
@@ -180,26 +181,7 @@ def _train(project: Project, manifest: PackedManifest) -> None:
             loss = functional.mse_loss(answer[:, 0] / spec.target_scale.std, targets.float() / spec.target_scale.std)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    setup = TrainingSetup(
-        strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, parameter_dtype="float32"
-    )
-    card = ModelCard(
-        format_version=1,
-        network=spec,
-        num_parameters=sum(parameter.numel() for parameter in network.parameters()),
-        weights_sha256="",
-        epochs=40,
-        kept_epoch=40,
-        metrics={},
-        requested=setup,
-        actual=setup,
-        seed=0,
-        params={},
-        digests={},
-        versions={},
-        git_revision=None,
-    )
-    save_checkpoint(project.checkpoint, card, network.state_dict())
+    save_checkpoint(project.checkpoint, model_card(spec), network.state_dict())
 
 
 def trained(project: Project) -> Trained:

@@ -14,8 +14,9 @@ from slipway.data import packed
 from slipway.data.packed import PackedManifest, TargetScale
 from slipway.params import Params, parse_params
 from slipway.preprocess import ImageContract
-from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, TrainingSetup, build_network, save_checkpoint
+from slipway.training.networks import ImageNetwork, NetworkSpec, build_network, save_checkpoint
 from slipway.training.prediction import predict
+from tests.model_cards import model_card
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
@@ -70,26 +71,7 @@ def write_project(task: Task) -> None:
         splits=splits,
     )
     packed.write_manifest(Path("data/packed"), manifest)
-    setup = TrainingSetup(
-        strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, parameter_dtype="float32"
-    )
-    card = ModelCard(
-        format_version=1,
-        network=wanted,
-        num_parameters=1,
-        weights_sha256="",
-        epochs=1,
-        kept_epoch=1,
-        metrics={},
-        requested=setup,
-        actual=setup,
-        seed=0,
-        params={},
-        digests={},
-        versions={},
-        git_revision=None,
-    )
-    save_checkpoint(Path("artifacts/checkpoint"), card, network(task).state_dict())
+    save_checkpoint(Path("artifacts/checkpoint"), model_card(wanted), network(task).state_dict())
     for name in ("train/loss", "val/loss", "val/accuracy", "learning_rate"):
         curve = Path("reports/live/plots/metrics", f"{name}.tsv")
         curve.parent.mkdir(parents=True, exist_ok=True)

@@ -5,30 +5,9 @@ import torch
 
 from slipway.data.packed import TargetScale
 from slipway.errors import IntegrityError, ParamsError, SchemaError
-from slipway.training.networks import ModelCard, TrainingSetup, build_network, load_network, save_checkpoint
+from slipway.training.networks import build_network, load_network, save_checkpoint
+from tests.model_cards import model_card
 from tests.training.conftest import ARGUMENTS, spec
-
-
-def _card() -> ModelCard:
-    setup = TrainingSetup(
-        strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, parameter_dtype="float32"
-    )
-    return ModelCard(
-        format_version=1,
-        network=spec(),
-        num_parameters=1,
-        weights_sha256="",
-        epochs=1,
-        kept_epoch=1,
-        metrics={},
-        requested=setup,
-        actual=setup,
-        seed=1,
-        params={},
-        digests={},
-        versions={},
-        git_revision=None,
-    )
 
 
 def _images(num_rows: int = 3) -> torch.Tensor:
@@ -66,12 +45,12 @@ def test_the_cast_is_the_first_operation_of_the_graph() -> None:
 
 def test_a_checkpoint_gives_back_the_same_answers(tmp_path: Path) -> None:
     network = build_network(spec()).eval()
-    save_checkpoint(tmp_path / "checkpoint", _card(), network.state_dict())
+    save_checkpoint(tmp_path / "checkpoint", model_card(spec()), network.state_dict())
     assert torch.equal(load_network(tmp_path / "checkpoint")(_images()), network(_images()))
 
 
 def test_an_altered_weight_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "checkpoint", _card(), build_network(spec()).state_dict())
+    save_checkpoint(tmp_path / "checkpoint", model_card(spec()), build_network(spec()).state_dict())
     path = tmp_path / "checkpoint/weights.safetensors"
     payload = bytearray(path.read_bytes())
     payload[-1] ^= 1
@@ -82,7 +61,7 @@ def test_an_altered_weight_is_refused(tmp_path: Path) -> None:
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     other = build_network(spec(arguments={**ARGUMENTS, "width": 32}))
-    save_checkpoint(tmp_path / "checkpoint", _card(), other.state_dict())
+    save_checkpoint(tmp_path / "checkpoint", model_card(spec()), other.state_dict())
     with pytest.raises(SchemaError, match="does not fit the network"):
         load_network(tmp_path / "checkpoint")
 

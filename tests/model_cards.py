@@ -1,0 +1,25 @@
+"""The description of a checkpoint that no training has made."""
+
+from slipway.training.networks import ModelCard, NetworkSpec, TrainingSetup
+
+SETUP = TrainingSetup(strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, parameter_dtype="float32")
+
+
+def model_card(network: NetworkSpec) -> ModelCard:
+    """A card for `network`; `save_checkpoint` puts the digest of the weights in."""
+    return ModelCard(
+        format_version=1,
+        network=network,
+        num_parameters=1,
+        weights_sha256="",
+        epochs=1,
+        kept_epoch=1,
+        metrics={},
+        requested=SETUP,
+        actual=SETUP,
+        seed=0,
+        params={},
+        digests={},
+        versions={},
+        git_revision=None,
+    )
