@@ -56,7 +56,7 @@ hooks: install ## run `make check` before each commit from now on
 
 .PHONY: lock
 lock: install ## resolve requirements.lock anew from pyproject.toml
-	uv pip compile pyproject.toml --universal --python-version 3.11 --extra train --extra export --extra serve --extra dev \
+	uv pip compile pyproject.toml --universal --python-version 3.11 --extra train --extra cluster --extra export --extra serve --extra dev \
 	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 .PHONY: clean

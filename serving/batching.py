@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Run = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+Run = Callable[[NDArray[Any]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BatchAnswer:
 
 @dataclass(eq=False)
 class _Waiting:
-    item: NDArray[np.uint8]
+    item: NDArray[Any]
     answer: asyncio.Future[BatchAnswer]
     since: float = field(default_factory=perf_counter)
 
@@ -51,7 +51,7 @@ class MicroBatcher:
         """Items that are not yet in a batch."""
         return len(self._waiting)
 
-    async def submit(self, item: NDArray[np.uint8]) -> BatchAnswer:
+    async def submit(self, item: NDArray[Any]) -> BatchAnswer:
         """The answer to one item; whatever `run` raises is raised to every caller of its batch."""
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -107,7 +107,7 @@ def padded(run: Run, max_batch_size: int) -> Run:
     So only sizes that were warmed up reach a runtime that plans for each size.
     """
 
-    def run_padded(batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def run_padded(batch: NDArray[Any]) -> NDArray[np.float32]:
         num_rows = len(batch)
         missing = min(next_power_of_two(num_rows), max_batch_size) - num_rows
         padding: Any = [(0, missing)] + [(0, 0)] * (batch.ndim - 1)

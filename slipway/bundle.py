@@ -18,7 +18,7 @@ from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.preprocess import ImageContract
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
@@ -63,7 +63,7 @@ class Lineage(Contract):
 class Bundle(Contract):
     """The content of `bundle.json`."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     task: Task
     input: ImageContract
     input_name: str

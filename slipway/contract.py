@@ -4,25 +4,37 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Task = Literal["image_classification", "image_regression"]
-# What each task is measured by; slipway/metrics.py computes them.
-METRIC_NAMES: dict[Task, tuple[str, ...]] = {
-    "image_classification": (
-        "accuracy",
-        "balanced_accuracy",
-        "precision_macro",
-        "precision_micro",
-        "precision_weighted",
-        "recall_macro",
-        "recall_micro",
-        "recall_weighted",
-        "f1_macro",
-        "f1_micro",
-        "f1_weighted",
-        "log_loss",
-    ),
-    "image_regression": ("mse", "rmse", "mae", "r2"),
-}
+Task = Literal["image_classification", "image_regression", "table_classification", "table_regression"]
+CLASSIFICATION_METRICS = (
+    "accuracy",
+    "balanced_accuracy",
+    "precision_macro",
+    "precision_micro",
+    "precision_weighted",
+    "recall_macro",
+    "recall_micro",
+    "recall_weighted",
+    "f1_macro",
+    "f1_micro",
+    "f1_weighted",
+    "log_loss",
+)
+REGRESSION_METRICS = ("mse", "rmse", "mae", "r2")
+
+
+def is_classification(task: Task) -> bool:
+    """Whether the target is a class; otherwise it is a number."""
+    return task.endswith("classification")
+
+
+def is_table(task: Task) -> bool:
+    """Whether a row is made of columns; otherwise it is an image."""
+    return task.startswith("table")
+
+
+def metric_names(task: Task) -> tuple[str, ...]:
+    """What a task is measured by; slipway/metrics.py computes them."""
+    return CLASSIFICATION_METRICS if is_classification(task) else REGRESSION_METRICS
 
 
 class Contract(BaseModel):

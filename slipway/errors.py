@@ -3,7 +3,8 @@
 SlipwayError                 ends a command with exit code 1 and its text, without a traceback
 ├── ParamsError              params.yaml: unknown key, wrong type, values that exclude each other
 ├── DataError                the raw data: missing column, one class only, too many bad rows
-│   └── ImageError           one image that cannot be read (has a `rule`)
+│   ├── ImageError           one image that cannot be read (has a `rule`)
+│   └── CellError            one cell of a table that its column does not take (has a `rule` and a `column`)
 ├── SchemaError              a file between two stages is not what its reader declared
 ├── IntegrityError           bytes do not have the digest that was written down for them
 ├── LockedError              another process holds what this one needs
@@ -38,6 +39,16 @@ class ImageError(DataError):
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(detail)
         self.rule = rule
+        self.detail = detail
+
+
+class CellError(DataError):
+    """One cell of a table is not what its column takes. `rule` is the name under which its row is refused."""
+
+    def __init__(self, rule: str, column: str, detail: str) -> None:
+        super().__init__(f"{column}: {detail}")
+        self.rule = rule
+        self.column = column
         self.detail = detail
 
 

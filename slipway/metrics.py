@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.bundle import Metric
-from slipway.contract import METRIC_NAMES, Task
+from slipway.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS, Task, is_classification
 from slipway.errors import MetricError
 
 Float = NDArray[np.float64]
@@ -55,7 +55,7 @@ class ClassScores:
 
 def measure(task: Task, targets: ArrayLike, outputs: ArrayLike, resampling: Resampling) -> dict[str, Metric]:
     """Every metric of `task` by name: `outputs` are probabilities (N, K), or values (N, 1) for a numeric target."""
-    measure_task = classification_metrics if task == "image_classification" else regression_metrics
+    measure_task = classification_metrics if is_classification(task) else regression_metrics
     return measure_task(targets, outputs, resampling)
 
 
@@ -74,7 +74,7 @@ def classification_metrics(targets: ArrayLike, probabilities: ArrayLike, resampl
     samples = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     rows = _resampled_rows(len(loss), resampling.num_samples, generator)
     samples["log_loss"] = np.concatenate([loss[chosen].mean(axis=1) for chosen in rows])
-    measured = _with_intervals("image_classification", values, samples, resampling, len(loss))
+    measured = _with_intervals(CLASSIFICATION_METRICS, values, samples, resampling, len(loss))
     low, high = wilson_interval(int(np.trace(matrix)), len(loss), resampling.confidence)
     return {name: metric.model_copy(update={"low": low, "high": high} if name in _ACCURACIES else {}) for name, metric in measured.items()}
 
@@ -93,7 +93,7 @@ def regression_metrics(targets: ArrayLike, values: ArrayLike, resampling: Resamp
     rows = _resampled_rows(len(actual), resampling.num_samples, generator)
     chunks = [_regression_scores(actual[chosen], predicted[chosen]) for chosen in rows]
     samples = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    return _with_intervals("image_regression", _regression_scores(actual, predicted), samples, resampling, len(actual))
+    return _with_intervals(REGRESSION_METRICS, _regression_scores(actual, predicted), samples, resampling, len(actual))
 
 
 def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[float, float]:
@@ -228,11 +228,11 @@ def _chunk_sizes(num_samples: int, width: int) -> Iterator[int]:
 
 
 def _with_intervals(
-    task: Task, values: dict[str, Float], samples: dict[str, Float], resampling: Resampling, rows: int
+    names: tuple[str, ...], values: dict[str, Float], samples: dict[str, Float], resampling: Resampling, rows: int
 ) -> dict[str, Metric]:
     outside = (1 - resampling.confidence) / 2
     metrics = {}
-    for name in METRIC_NAMES[task]:
+    for name in names:
         low, high = np.quantile(samples[name], [outside, 1 - outside])
         metrics[name] = Metric(value=float(values[name]), low=float(low), high=float(high), confidence=resampling.confidence, rows=rows)
     return metrics

@@ -12,14 +12,30 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from slipway.contract import METRIC_NAMES, Task
+from slipway.contract import Task, is_table, metric_names
 from slipway.errors import ParamsError
 from slipway.preprocess import MAX_PIXELS
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
-Flip = Literal["horizontal_flip", "vertical_flip"]
-Operation = Literal["rotation_deg", "scale", "crop_padding_px", "horizontal_flip", "vertical_flip"]
+NotNegative = Annotated[float, Field(ge=0)]
+Action = Literal["refuse", "flag", "off"]  # refuse: into the quarantine; flag: kept, named in rows.parquet; off: not checked
+Operation = Literal[
+    "random_resized_crop",
+    "rotation_deg",
+    "scale",
+    "translation",
+    "crop_padding_px",
+    "horizontal_flip",
+    "vertical_flip",
+    "brightness",
+    "contrast",
+    "saturation",
+    "hue",
+    "erasing",
+    "mixup_alpha",
+    "cutmix_alpha",
+]
 Variant = Literal["fp32", "fp16", "int8", "int8_tensorrt"]
 
 
@@ -27,23 +43,80 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class ColumnParams(_Section):
+    """What the user says of one column of a table; what is inferred otherwise is written to reports/columns.yaml."""
+
+    kind: Literal["number", "category", "boolean", "date", "ignore"]  # ignore: not an input
+    min: float | None  # smaller numbers are out of range; null for no bound
+    max: float | None
+    required: bool  # true: a missing value is refused
+
+    @model_validator(mode="after")
+    def _bounds_are_a_range(self) -> Self:
+        if (self.min is not None or self.max is not None) and self.kind != "number":
+            raise ValueError(f"min and max are for numbers, the kind is {self.kind!r}")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+
 class DataParams(_Section):
     """Where the raw data is and what its columns mean."""
 
-    path: str  # folder with one sub-folder per class, or a .csv or .parquet file
+    path: str  # folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these
     task: Task
-    image_column: str  # image bytes ({bytes, path} or binary) or a path relative to the file; without effect for a folder
+    image_column: str  # image bytes ({bytes, path} or binary) or a path relative to the file; for image tasks with a table
     target_column: str  # class names or numbers; without effect for a folder
     group_column: str | None  # rows of one group stay in one split; null for none
+    time_column: str | None  # the test split is the latest, the training split the earliest; null for none
+    weight_column: str | None  # how much a row counts in the training loss; null: all the same
+    split_column: str | None  # the user's own split: train, val, test; null: Slipway splits
+    label_map: dict[str, str]  # spelling variants of a class: {found: meant}
+    classes: list[str] | None  # every class there may be; another label is unknown. null: all that are found
+    columns: dict[str, ColumnParams]  # for table tasks: corrections of the inferred column types
+    digests: str | None  # a file of lines "SHA-256  path" as sha256sum writes them; null for none
+    engine: Literal["local", "ray"]  # where clean and precompute run
+
+
+class RuleParams(_Section):
+    """What happens to a row that breaks a rule. Rules that leave nothing to choose are not here: see docs/data.md."""
+
+    near_duplicate: Action  # flag: its cluster stays in one split; refuse: one of a cluster is kept
+    conflicting_label: Action  # the same picture or row under different classes or with different numbers
+    unknown_label: Action  # not in data.classes
+    wrong_extension: Action
+    too_small: Action
+    constant_image: Action
+    blurred: Action
+    too_dark: Action
+    too_bright: Action
+    odd_aspect: Action
+    outlier: Action  # numbers of a table, and numeric targets
+    type_violation: Action  # flag: the cell counts as missing
+    out_of_range: Action  # flag: the cell counts as missing
+    all_missing: Action
+    constant_column: Action  # refuse: the column is no input
+    duplicate_column: Action  # refuse: the second of the two is no input
 
 
 class CleanParams(_Section):
-    """When a sample is refused, and when there are too many of them."""
+    """When a sample is refused or flagged, and when there are too many of them."""
 
     max_bad_share: Share  # refused rows over read rows above which the stage fails; duplicates do not count
-    min_side_px: Positive  # smaller images are refused
+    num_workers: Annotated[int, Field(ge=0)]  # decoding processes; 0 means one per core
+    min_side_px: Positive  # a shorter side is too_small
     # Images of more pixels are refused before they are decoded; the service has the same limit. Pillow itself objects to more.
     max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)]
+    near_duplicate_bits: Annotated[int, Field(ge=0, le=16)]  # of 64 in the perceptual hash that near duplicates may differ in
+    constant_std: NotNegative  # grey levels of 255; a smaller standard deviation is a constant_image
+    blur_variance: NotNegative  # of the Laplacian, in grey levels squared; less is blurred
+    dark_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; a darker mean is too_dark
+    bright_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; a brighter mean is too_bright
+    max_aspect: Annotated[float, Field(ge=1)]  # longer side over shorter side; more is odd_aspect
+    outlier_deviations: Annotated[float, Field(gt=0)]  # robust standard deviations from the median; further is an outlier
+    max_archive_members: Positive
+    max_archive_ratio: Positive  # bytes out over bytes in, of a whole archive
+    rules: RuleParams
 
 
 class SplitParams(_Section):
@@ -52,6 +125,12 @@ class SplitParams(_Section):
     train: Annotated[float, Field(gt=0, lt=1)]
     val: Annotated[float, Field(gt=0, lt=1)]
     test: Annotated[float, Field(gt=0, lt=1)]
+    # stable: each row by its own content, so that new rows move no old one; exact: exact shares in each class.
+    assignment: Literal["stable", "exact"]
+    on_leak: Literal["fail", "report"]  # report: leaked rows are marked, and metrics come with and without them
+    time_cuts: Annotated[list[str], Field(min_length=2, max_length=2)] | None  # where val and test begin; null: by the shares
+    folds: Annotated[int, Field(ge=0)]  # of the rows that are not for testing; 0 for none
+    fold: Annotated[int, Field(ge=0)]  # which of them is val, counted from 0
 
     @model_validator(mode="after")
     def _shares_sum_to_one(self) -> Self:
@@ -60,39 +139,79 @@ class SplitParams(_Section):
             raise ValueError(f"train {self.train} + val {self.val} + test {self.test} is {total:g}, expected 1")
         return self
 
+    @model_validator(mode="after")
+    def _fold_is_one_of_the_folds(self) -> Self:
+        if self.folds == 1:
+            raise ValueError("folds is 1, expected 0 for none, or at least 2")
+        if self.fold >= max(self.folds, 1):
+            raise ValueError(f"fold is {self.fold}, expected less than folds {self.folds} (0 without folds)")
+        return self
+
 
 class PrecomputeParams(_Section):
     """What the network sees."""
 
     image_size_px: Annotated[int, Field(ge=4, le=4096)]  # side of the square
+    train_size_px: Annotated[int, Field(ge=4, le=4096)] | None  # side that training images are stored with, for crops; null: the same
     channels: Literal[1, 3]  # 1 grey, 3 RGB
     fit: Literal["stretch", "crop", "pad"]  # how an oblong image becomes a square
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
+    encoding: Literal["raw", "jpeg"]  # of the packed pixels; jpeg is about a tenth of the size, lossy and slower to read
+    jpeg_quality: Annotated[int, Field(ge=1, le=100)]  # without effect for raw
+    transform: str | None  # a function of yours, "package.module:function", on each decoded image; null for none
     num_workers: Annotated[int, Field(ge=0)]  # decoding processes; 0 means one per core
+    max_categories: Annotated[int, Field(ge=1, le=2000)]  # of a table's column; rarer ones count as unknown. fp16 counts to 2048
+    num_quantiles: Annotated[int, Field(ge=2, le=256)]  # of a table's numeric column, which its embedding is cut at
+
+    @model_validator(mode="after")
+    def _training_images_are_not_smaller(self) -> Self:
+        if self.train_size_px is not None and self.train_size_px < self.image_size_px:
+            raise ValueError(f"train_size_px is {self.train_size_px}, below image_size_px {self.image_size_px}")
+        return self
+
+
+Range = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]  # [smallest, largest]
 
 
 class AugmentParams(_Section):
-    """Random changes of training images, drawn anew for each sample and epoch."""
+    """Random changes of training images, drawn anew for each sample and epoch. Without effect for tables."""
 
+    random_resized_crop: Range  # area that is cropped, as a share of the image; [1, 1] for none
+    crop_aspect: Range  # width over height of that area; without effect where nothing is cropped
     rotation_deg: Annotated[float, Field(ge=0, le=180)]  # up to this angle either way
-    scale: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]  # zoom between these factors
+    scale: Range  # zoom between these factors
+    translation: Share  # shift by up to this share of the side either way
     crop_padding_px: Annotated[int, Field(ge=0)]  # random crop after padding every side by this much
     horizontal_flip: Share  # probability
     vertical_flip: Share  # probability
+    brightness: Share  # factor between 1 - this and 1 + this
+    contrast: Share
+    saturation: Share  # without effect for grey images
+    hue: Annotated[float, Field(ge=0, le=0.5)]  # turn of the colour circle either way; without effect for grey images
+    erasing: Share  # probability that a rectangle is filled with grey
+    erasing_area: Range  # of that rectangle, as a share of the image
+    mixup_alpha: NotNegative  # of the beta distribution that two images are blended by; 0 for none
+    cutmix_alpha: NotNegative  # of the beta distribution of the area that comes from a second image; 0 for none
+    mix_probability: Share  # of a row to be mixed at all; without effect where both alphas are 0
     forbid: list[Operation]  # operations that would change the label; asking for one of them fails the stage
     offline_copies: Annotated[int, Field(ge=0)]  # augmented copies of each training row, written to disk; 0 for none
 
     @model_validator(mode="after")
-    def _scale_is_a_range(self) -> Self:
-        if self.scale[0] > self.scale[1]:
-            raise ValueError(f"scale {self.scale} goes from large to small, expected [smallest, largest]")
+    def _ranges_go_up(self) -> Self:
+        for name in ("random_resized_crop", "crop_aspect", "scale", "erasing_area"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name} {[low, high]} goes from large to small, expected [smallest, largest]")
+        for name in ("random_resized_crop", "erasing_area"):
+            if getattr(self, name)[1] > 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, a share of the image, expected at most 1")
         return self
 
 
 class TrainParams(_Section):
     """The network and how it is trained."""
 
-    network: str  # "small_resnet", or "timm/NAME" for any network of timm
+    network: str  # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables
     network_arguments: dict[str, Any]  # passed to the network's constructor
     epochs: Positive
     batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
@@ -204,7 +323,14 @@ class Params(_Section):
                 f"augment.crop_padding_px is {self.augment.crop_padding_px}, expected less than "
                 f"precompute.image_size_px {self.precompute.image_size_px}"
             )
-        problems += [_describe_gate(name, self.data.task) for name in self.evaluate.gates if name not in METRIC_NAMES[self.data.task]]
+        if is_table(self.data.task) != (self.train.network == "tabm"):
+            expected = "'tabm'" if is_table(self.data.task) else "'small_resnet' or 'timm/NAME'"
+            problems.append(f"train.network is {self.train.network!r}, but data.task is {self.data.task!r}, which takes {expected}")
+        if self.split.time_cuts is not None and self.data.time_column is None:
+            problems.append("split.time_cuts is set, but data.time_column is null")
+        if self.split.folds and (self.data.time_column or self.data.split_column):
+            problems.append(f"split.folds is {self.split.folds}, but data.time_column or data.split_column already says which rows are val")
+        problems += [_describe_gate(name, self.data.task) for name in self.evaluate.gates if name not in metric_names(self.data.task)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -252,8 +378,8 @@ def _exponent_hint(found: Any) -> str:
 
 
 def _describe_gate(name: str, task: Task) -> str:
-    close = difflib.get_close_matches(name, METRIC_NAMES[task], n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(METRIC_NAMES[task])}"
+    close = difflib.get_close_matches(name, metric_names(task), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(metric_names(task))}"
     return f"evaluate.gates names {name!r}, which is no metric of data.task {task!r}; {hint}"
 
 

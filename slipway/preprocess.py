@@ -24,19 +24,33 @@ _RESAMPLING = {
 }
 
 
+class TransformContract(Contract):
+    """A function of the user's that is part of the preprocessing, and the code it was run with."""
+
+    function: str  # "package.module:function"
+    sha256: str  # hex digest of its code
+
+
 class ImageContract(Contract):
     """What a network takes: uint8 pixels in [0, 255], laid out (rows, size_px, size_px, channels)."""
 
+    kind: Literal["images"]
     size_px: int
     channels: Literal[1, 3]
     fit: Literal["stretch", "crop", "pad"]
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
     max_pixels: int
+    transform: TransformContract | None  # a function of the user's on each decoded image; null for none
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(height, width, channels) of one image."""
         return (self.size_px, self.size_px, self.channels)
+
+    @property
+    def dtype(self) -> type[np.uint8]:
+        """Of the pixels."""
+        return np.uint8
 
 
 def decode_image(payload: bytes, max_pixels: int) -> Image.Image:

@@ -31,7 +31,7 @@ class Runner(Protocol):
 
     actual: Execution
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
         """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
         ...
 
@@ -45,7 +45,7 @@ class OnnxRunner:
         self._input: str = session.get_inputs()[0].name
         self._outputs: list[str] = [session.get_outputs()[0].name]
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
         """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
         answer: NDArray[np.float32] = self._session.run(self._outputs, {self._input: batch})[0]
         return answer
@@ -85,7 +85,7 @@ class EngineRunner:
         self._turn = threading.Lock()
         weakref.finalize(self, device.free, self._addresses).atexit = False  # at exit the driver takes all back
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
         """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
         if not 1 <= len(batch) <= self._largest:
             raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")

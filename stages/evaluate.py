@@ -9,7 +9,7 @@ from slipway.errors import SchemaError
 from slipway.metrics import Resampling, measure
 from slipway.params import Params
 from slipway.reports.console import interval, number, text_table
-from slipway.reports.evaluation import HEADLINES, Evaluation, apply_gates, raise_missed, write_evaluation
+from slipway.reports.evaluation import Evaluation, apply_gates, headlines, raise_missed, write_evaluation
 from slipway.reports.evaluation_page import evaluation_page
 from slipway.reports.predictions import write_confusion, write_predictions
 from slipway.training.curves import read_curves
@@ -32,7 +32,7 @@ def run(params: Params) -> None:
     test = open_split(PACKED, manifest, "test", verify=True)
     network = load_network(CHECKPOINT)
     _check_fit(network.spec, manifest.classes)
-    outputs = predict(network, test.images, wanted.batch_size, device)
+    outputs = predict(network, test.inputs, wanted.batch_size, device)
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
     metrics = measure(manifest.task, test.targets, outputs, resampling)
     evaluation = Evaluation(manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics)
@@ -41,10 +41,10 @@ def run(params: Params) -> None:
     write_confusion(CONFUSION, evaluation)
     write_evaluation(METRICS, evaluation)
     about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
-    files.write_text(PAGE, evaluation_page(evaluation, gates, test.images, read_curves(LIVE), about))
+    files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, read_curves(LIVE), about))
     print(f"evaluate: {about}")
-    headlines = [(name, metrics[name]) for name in HEADLINES[manifest.task]]
-    print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in headlines], "  "))
+    first = [(name, metrics[name]) for name in headlines(manifest.task)]
+    print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
     print(f"  pictures of the worst errors: {PAGE}")
     raise_missed(gates)
 

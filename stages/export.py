@@ -33,7 +33,7 @@ def run(params: Params) -> None:
     manifest = read_manifest(PACKED)
     rows = ExportRows(
         calibration=calibration_rows(open_split(PACKED, manifest, "train", verify=True), params.seed, params.export.calibration_rows),
-        validation=open_split(PACKED, manifest, "val", verify=True).images,
+        validation=open_split(PACKED, manifest, "val", verify=True).inputs,
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)

@@ -19,11 +19,13 @@ def run(params: Params) -> None:
     rows = read_table(SPLIT / "rows.parquet", SPLIT_ROWS)
     wanted = params.precompute
     contract = ImageContract(
+        kind="images",
         size_px=wanted.image_size_px,
         channels=wanted.channels,
         fit=wanted.fit,
         interpolation=wanted.interpolation,
         max_pixels=params.clean.max_pixels,
+        transform=None,
     )
     samples = sources.read_samples(params.data, rows["source"].to_pylist())
     with files.new_directory(PACKED) as folder:

@@ -8,7 +8,7 @@ SETUP = TrainingSetup(strategy="single", precision="32-true", accelerator="cpu",
 def model_card(network: NetworkSpec) -> ModelCard:
     """A card for `network`; `save_checkpoint` puts the digest of the weights in."""
     return ModelCard(
-        format_version=1,
+        format_version=2,
         network=network,
         num_parameters=1,
         weights_sha256="",

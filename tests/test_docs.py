@@ -17,7 +17,7 @@ def declared_keys(model: type[BaseModel] = Params, place: str = "") -> set[str]:
     keys = set()
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys |= declared_keys(field.annotation, f"{name}.")
+            keys |= declared_keys(field.annotation, f"{place}{name}.")
         else:
             keys.add(place + name)
     return keys

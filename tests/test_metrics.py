@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from sklearn import metrics as sklearn_metrics
 
 from slipway import metrics
-from slipway.contract import METRIC_NAMES
+from slipway.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS
 from slipway.errors import MetricError
 from slipway.metrics import Resampling, classification_metrics, confusion_matrix, measure, regression_metrics, wilson_interval
 
@@ -142,8 +142,8 @@ def test_float32_input_is_measured_in_float64() -> None:
 
 
 def test_every_name_of_a_task_is_measured_and_no_other() -> None:
-    assert tuple(measure("image_classification", [0, 1], one_hot([0, 1], 2), FEW)) == METRIC_NAMES["image_classification"]
-    assert tuple(measure("image_regression", [0.0, 1.0], [[0.0], [2.0]], FEW)) == METRIC_NAMES["image_regression"]
+    assert tuple(measure("image_classification", [0, 1], one_hot([0, 1], 2), FEW)) == CLASSIFICATION_METRICS
+    assert tuple(measure("image_regression", [0.0, 1.0], [[0.0], [2.0]], FEW)) == REGRESSION_METRICS
 
 
 # intervals

@@ -22,7 +22,7 @@ def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> byt
 
 
 def contract(size_px: int = 4, **changes: Any) -> ImageContract:
-    values = {"channels": 3, "fit": "stretch", "interpolation": "nearest", "max_pixels": 1000}
+    values = {"kind": "images", "transform": None, "channels": 3, "fit": "stretch", "interpolation": "nearest", "max_pixels": 1000}
     return ImageContract.model_validate({"size_px": size_px, **values, **changes})
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from PIL import Image
 
 from slipway import files
-from slipway.contract import Task
+from slipway.contract import Task, is_classification
 from slipway.data.parallel import ordered_map
 from slipway.data.rows import QUARANTINE, ROWS
 from slipway.data.samples import Fault, RawSample
@@ -121,9 +121,9 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
         )
     if not cleaned.rows.num_rows:
         raise DataError(f"none of {cleaned.num_read} samples is left:\n{_listing(cleaned.quarantine)}\nMend them.")
-    distinct = set(cleaned.rows["label" if task == "image_classification" else "target"].to_pylist())
+    distinct = set(cleaned.rows["label" if is_classification(task) else "target"].to_pylist())
     if len(distinct) < 2:
-        kind = "class" if task == "image_classification" else "target"
+        kind = "class" if is_classification(task) else "target"
         raise DataError(
             f"all {cleaned.rows.num_rows} kept samples have the {kind} {next(iter(distinct))!r}, expected at least two. "
             "Check data.path and data.target_column."
@@ -137,7 +137,7 @@ def report(cleaned: Cleaned, task: Task) -> dict[str, Any]:
         for rule, rows in _by_rule(cleaned.quarantine).items()
     }
     summary: dict[str, Any] = {"read": cleaned.num_read, "kept": cleaned.rows.num_rows, "refused": refused, "checks": sorted(RULES)}
-    if task == "image_classification":
+    if is_classification(task):
         return summary | {"classes": dict(sorted(Counter(cleaned.rows["label"].to_pylist()).items()))}
     targets = cleaned.rows["target"].to_numpy()
     names = ("min", "p25", "median", "p75", "max")
@@ -227,13 +227,15 @@ def _conflict(same: list[Inspected]) -> Fault | None:
 
 
 def _rows(kept: list[Inspected]) -> pa.Table:
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "id": sample.sha256[:32],
             "source": sample.source,
             "label": sample.label,
             "target": sample.target,
             "group": sample.group,
+            "flags": [],
+            "corrections": [],
             "width": sample.width,
             "height": sample.height,
             "bytes": sample.num_bytes,

@@ -1,8 +1,8 @@
-"""The packed store: decoded, resized pixels in arrays that all ranks and workers map into memory once.
+"""The packed store: what the network takes, in arrays that all ranks and workers map into memory once.
 
 data/packed/manifest.json        what is inside, with the SHA-256 of every file
-data/packed/SPLIT/images.npy     (N, size_px, size_px, channels) uint8
-data/packed/SPLIT/rows.parquet   id, source and target of each image, in the same order
+data/packed/SPLIT/inputs.npy     (N, size_px, size_px, channels) uint8 pixels, or (N, width) float32 encoded columns
+data/packed/SPLIT/rows.parquet   id, source and target of each row, in the same order
 
 Disk instead of time: the store is as large as the raw pixels.
 """
@@ -11,13 +11,15 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import Field
 
 from slipway import files
+from slipway.columns import ColumnContract
 from slipway.contract import Contract, Task
 from slipway.data.randomness import id_keys
 from slipway.data.rows import PACKED_ROWS, read_table, write_table
@@ -25,6 +27,25 @@ from slipway.errors import IntegrityError, SchemaError
 from slipway.preprocess import ImageContract
 
 SPLITS = ("train", "val", "test")
+
+
+InputContract = Annotated[ImageContract | ColumnContract, Field(discriminator="kind")]
+
+
+class Inputs(Protocol):
+    """Rows that are read when they are asked for: an array mapped into memory, or one that decodes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any) -> Any:
+        """One row by its number, or (B, ...) the rows of a slice or an array of numbers."""
+        ...
 
 
 class TargetScale(Contract):
@@ -38,17 +59,18 @@ class PackedSplitManifest(Contract):
     """One split: its number of rows and the hex SHA-256 of each of its files."""
 
     rows: int
+    shape: list[int]  # of one row as it is stored; training images may be larger than the network's input
     files: dict[str, str]
 
 
 class PackedManifest(Contract):
     """What a packed store holds."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     task: Task
-    input: ImageContract
+    input: InputContract
     classes: list[str]  # in the order of the class indices; empty for a numeric target
-    mean: list[float]  # per channel over the training split, pixels scaled to [0, 1]
+    mean: list[float]  # per channel over the training split, pixels scaled to [0, 1]; empty for tables, whose contract has them
     std: list[float]
     target_scale: TargetScale | None  # null for classes
     splits: dict[str, PackedSplitManifest]
@@ -58,10 +80,12 @@ class PackedManifest(Contract):
 class PackedSplit:
     """One split, its pixels mapped into memory and not yet read."""
 
-    images: NDArray[np.uint8]  # (N, size_px, size_px, channels)
+    inputs: Inputs  # (N, ...) uint8 pixels or float32 columns
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
     ids: list[str]
     sources: list[str]
+    weights: NDArray[np.float64]  # (N,) in the training loss
+    leaked: NDArray[np.bool_]  # (N,) also present, as a twin or its group, in another split
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:
@@ -72,11 +96,11 @@ class PackedSplit:
         return len(self.ids)
 
 
-def write_split(root: Path, ids: list[str], sources: list[str], targets: NDArray[np.float64]) -> PackedSplitManifest:
-    """Write the rows of a split beside the `images.npy` that is already in `root`, and digest both."""
-    table = pa.table({"id": ids, "source": sources, "target": targets}, schema=PACKED_ROWS)
-    write_table(root / "rows.parquet", table, PACKED_ROWS)
-    return PackedSplitManifest(rows=len(ids), files={name: files.sha256_file(root / name) for name in ("images.npy", "rows.parquet")})
+def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSplitManifest:
+    """Write the rows (`rows.PACKED_ROWS`) of a split beside the `inputs.npy` that is already in `root`, and digest both."""
+    write_table(root / "rows.parquet", rows, PACKED_ROWS)
+    digests = {name: files.sha256_file(root / name) for name in ("inputs.npy", "rows.parquet")}
+    return PackedSplitManifest(rows=rows.num_rows, shape=list(shape), files=digests)
 
 
 def write_manifest(root: Path, manifest: PackedManifest) -> None:
@@ -101,26 +125,28 @@ def open_split(root: Path, manifest: PackedManifest, split: str, *, verify: bool
     if verify:
         _verify(folder, expected)
     table = read_table(folder / "rows.parquet", PACKED_ROWS)
-    images = _map_images(folder / "images.npy")
-    if len(images) != expected.rows or table.num_rows != expected.rows or images.shape[1:] != manifest.input.shape:
+    inputs = _map_inputs(folder / "inputs.npy")
+    if len(inputs) != expected.rows or table.num_rows != expected.rows or list(inputs.shape[1:]) != expected.shape:
         raise SchemaError(
-            f"{folder} has images {images.shape} and {table.num_rows} rows, expected {expected.rows} of {manifest.input.shape}. "
+            f"{folder} has inputs {inputs.shape} and {table.num_rows} rows, expected {expected.rows} of {expected.shape}. "
             "Run `dvc repro --force precompute`."
         )
     return PackedSplit(
-        images=images,
+        inputs=inputs,
         targets=table["target"].to_numpy(),
+        weights=table["weight"].to_numpy(),
+        leaked=table["leaked"].to_numpy(),
         ids=table["id"].to_pylist(),
         sources=table["source"].to_pylist(),
     )
 
 
-def _map_images(path: Path) -> NDArray[np.uint8]:
+def _map_inputs(path: Path) -> Inputs:
     try:
-        images: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
+        inputs: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise SchemaError(f"{path} is not a readable array: {error}. Run `dvc repro --force precompute`.") from error
-    return images
+    return inputs
 
 
 def _verify(folder: Path, expected: PackedSplitManifest) -> None:

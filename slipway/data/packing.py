@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.contract import Task
+from slipway.contract import Task, is_classification
 from slipway.data.packed import SPLITS, PackedManifest, TargetScale, write_manifest, write_split
 from slipway.data.parallel import ordered_map
+from slipway.data.rows import PACKED_ROWS
 from slipway.data.samples import RawSample
 from slipway.errors import DataError, ImageError, IntegrityError, UnavailableError
 from slipway.preprocess import ImageContract, array_from_bytes
@@ -50,7 +51,7 @@ def pack(samples: Iterable[RawSample], rows: pa.Table, contract: ImageContract, 
     check_disk_space(root, rows.num_rows * int(np.prod(contract.shape)))
     tables = {split: rows.filter(pc.equal(rows["split"], split)) for split in SPLITS}
     for split, table in tables.items():
-        _create(root / split / "images.npy", (table.num_rows, *contract.shape))
+        _create(root / split / "inputs.npy", (table.num_rows, *contract.shape))
     yield from _fill(samples, _places(tables), contract, root, num_workers)
     write_manifest(root, _describe(tables, contract, task, root))
 
@@ -134,27 +135,35 @@ def _pack_one(placed: _Placed, contract: ImageContract, root: str) -> tuple[str,
 @cache
 def _images(root: str, split: str) -> NDArray[np.uint8]:
     """The mapping of one split, opened once in each process."""
-    images: NDArray[np.uint8] = np.lib.format.open_memmap(Path(root, split, "images.npy"), mode="r+")
+    images: NDArray[np.uint8] = np.lib.format.open_memmap(Path(root, split, "inputs.npy"), mode="r+")
     return images
 
 
 def _describe(tables: dict[str, pa.Table], contract: ImageContract, task: Task, root: Path) -> PackedManifest:
-    classes = sorted({label for table in tables.values() for label in table["label"].to_pylist()}) if task == "image_classification" else []
+    classes = sorted({label for table in tables.values() for label in table["label"].to_pylist()}) if is_classification(task) else []
     targets = {split: _targets(table, classes) for split, table in tables.items()}
-    mean, std = channel_statistics(np.load(root / "train" / "images.npy", mmap_mode="r", allow_pickle=False))
+    mean, std = channel_statistics(np.load(root / "train" / "inputs.npy", mmap_mode="r", allow_pickle=False))
     return PackedManifest(
-        format_version=1,
+        format_version=2,
         task=task,
         input=contract,
         classes=classes,
         mean=mean,
         std=std,
         target_scale=None if classes else _target_scale(targets["train"]),
-        splits={
-            split: write_split(root / split, table["id"].to_pylist(), table["source"].to_pylist(), targets[split])
-            for split, table in tables.items()
-        },
+        splits={split: write_split(root / split, _packed_rows(table, targets[split]), contract.shape) for split, table in tables.items()},
     )
+
+
+def _packed_rows(table: pa.Table, targets: NDArray[np.float64]) -> pa.Table:
+    columns = {
+        "id": table["id"],
+        "source": table["source"],
+        "target": targets,
+        "weight": pc.fill_null(table["weight"], 1.0),
+        "leaked": table["leaked"],
+    }
+    return pa.table(columns, schema=PACKED_ROWS)
 
 
 def _targets(table: pa.Table, classes: list[str]) -> NDArray[np.float64]:

@@ -19,13 +19,26 @@ ROWS = pa.schema(
         pa.field("label", pa.string()),  # null for a numeric target
         pa.field("target", pa.float64()),  # null for classes
         pa.field("group", pa.string()),  # samples of one group stay in one split; null where data.group_column is null
-        pa.field("width", pa.int32(), nullable=False),
-        pa.field("height", pa.int32(), nullable=False),
+        pa.field("time", pa.float64()),  # days since 1970 UTC; null where data.time_column is null
+        pa.field("weight", pa.float64()),  # in the training loss; null where data.weight_column is null
+        pa.field("given_split", pa.string()),  # "train", "val" or "test" by the user; null where data.split_column is null
+        pa.field("cluster", pa.string()),  # near duplicates of each other: the smallest id among them; null for a row without any
+        pa.field("width", pa.int32()),  # of an image, upright; null for a table's row
+        pa.field("height", pa.int32()),
         pa.field("bytes", pa.int64(), nullable=False),
-        pa.field("sha256", pa.string(), nullable=False),  # of the encoded bytes
+        pa.field("sha256", pa.string(), nullable=False),  # of the encoded image, or of a table's typed row
+        pa.field("flags", pa.list_(pa.string()), nullable=False),  # names of the rules that it breaks and that only flag
+        pa.field("corrections", pa.list_(pa.string()), nullable=False),  # what was changed: "label: Cat -> cat", "exif: turned by 90"
     ]
 )
-SPLIT_ROWS = ROWS.append(pa.field("split", pa.string(), nullable=False))  # "train", "val" or "test"
+SPLIT_ROWS = pa.schema(
+    [
+        *ROWS,
+        pa.field("split", pa.string(), nullable=False),  # "train", "val" or "test"
+        pa.field("fold", pa.int32()),  # of a row that is not for testing, counted from 0; null without folds
+        pa.field("leaked", pa.bool_(), nullable=False),  # a row of val or test with a twin, or its group, in another split
+    ]
+)
 QUARANTINE = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),
@@ -39,6 +52,8 @@ PACKED_ROWS = pa.schema(
         pa.field("id", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("target", pa.float64(), nullable=False),  # class index, or the number itself
+        pa.field("weight", pa.float64(), nullable=False),  # in the training loss, 1 where data.weight_column is null
+        pa.field("leaked", pa.bool_(), nullable=False),  # as in SPLIT_ROWS
     ]
 )
 

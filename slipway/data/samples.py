@@ -33,6 +33,10 @@ class RawSample:
     target: float | None  # for a number
     group: str | None
     fault: Fault | None
+    time: float | None = None  # days since 1970 UTC, or the number that the user orders by
+    weight: float | None = None
+    given_split: str | None = None
+    corrections: tuple[str, ...] = ()  # what was changed on the way, "label: Cat -> cat"
 
 
 def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:

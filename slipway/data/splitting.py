@@ -54,7 +54,7 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> pa.Table:
         units = _shuffled(stratum, seed)
         for unit, split in zip(units, _assign(units, shares, owed), strict=True):
             for row in unit.rows:
-                row["split"] = split
+                row["split"], row["leaked"] = split, False
     table = pa.Table.from_pylist(records, schema=SPLIT_ROWS)
     check_complete(table, shares)
     return table

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway.contract import Task
+from slipway.contract import Task, is_classification
 from slipway.data.samples import Fault, RawSample, read_file
 from slipway.errors import DataError
 from slipway.params import DataParams
@@ -157,7 +157,7 @@ def _annotate(cells: dict[str, Any], data: DataParams) -> _Annotation:
 
 def _read_target(cell: Any, task: Task) -> tuple[str | None, float | None, Fault | None]:
     text = _text(cell)
-    if task == "image_classification":
+    if is_classification(task):
         return text, None, None if text else Fault("missing_label", "the target column is empty, expected a class")
     if text is None and not isinstance(cell, float):
         return None, None, Fault("missing_target", "the target column is empty, expected a number")

@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from torch import nn
 
 from slipway import files
 from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
-from slipway.contract import Task
+from slipway.contract import Task, is_classification
+from slipway.data.packed import Inputs
 from slipway.export.graph import INPUT_NAME, check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.lineage import package_versions
 from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, refuse_broken, run_in_batches
@@ -44,7 +46,7 @@ class Trained:
     @property
     def output(self) -> OutputContract:
         """Probabilities for classes, one value for a numeric target."""
-        kind = "probabilities" if self.task == "image_classification" else "value"
+        kind = "probabilities" if is_classification(self.task) else "value"
         return OutputContract.model_validate({"kind": kind, "labels": self.labels})
 
 
@@ -52,8 +54,8 @@ class Trained:
 class ExportRows:
     """Pixels, (rows, height, width, channels) uint8: training rows to calibrate on, validation rows to check on."""
 
-    calibration: NDArray[np.uint8]
-    validation: NDArray[np.uint8]
+    calibration: NDArray[Any]
+    validation: Inputs
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _open(graph: bytes, variant: str) -> Runner:
     return open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=0)
 
 
-def _latency_ms(runner: Runner, row: NDArray[np.uint8]) -> float:
+def _latency_ms(runner: Runner, row: NDArray[Any]) -> float:
     def timed() -> float:
         start = time.perf_counter()
         runner.run(np.ascontiguousarray(row))

@@ -12,7 +12,7 @@ from slipway.bundle import LoadedBundle
 from slipway.certificate import FORMAT_VERSION, Certificate, Hop
 from slipway.contract import Task
 from slipway.errors import ParityError
-from slipway.export.comparison import METRIC
+from slipway.export.comparison import headline
 from slipway.export.lineage import describe_hardware, package_versions
 from slipway.reports.console import number, text_table
 
@@ -29,7 +29,7 @@ def make_certificate(
     return Certificate(
         format_version=FORMAT_VERSION,
         status="draft" if draft else verdict,
-        metric=METRIC[bundle.manifest.task],
+        metric=headline(bundle.manifest.task),
         bundle_digest=bundle.digest,
         engine_digest=engine_digest,
         digests=digests,
@@ -68,7 +68,7 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
 
 def hop_table(hops: list[Hop], task: Task) -> str:
     """One line per hop, for a terminal."""
-    columns = ["hop", "status", "rows", "max difference", "flipped", METRIC[task], "ms, 1 row", "rows/s"]
+    columns = ["hop", "status", "rows", "max difference", "flipped", headline(task), "ms, 1 row", "rows/s"]
     lines = [text_table(columns, [_line(hop) for hop in hops])]
     lines += [f"{hop.name}: {hop.reason}" for hop in hops if hop.status != "agrees"]
     return "\n".join(lines)

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from slipway.bundle import Metric
 from slipway.certificate import Execution, Hop
-from slipway.contract import Task
-from slipway.data.packed import open_split, read_manifest
+from slipway.contract import Task, is_classification
+from slipway.data.packed import Inputs, open_split, read_manifest
 from slipway.errors import MetricError, SchemaError
 from slipway.metrics import Resampling, classification_metrics, regression_metrics
 
-METRIC: dict[Task, str] = {"image_classification": "accuracy", "image_regression": "rmse"}
+
+def headline(task: Task) -> str:
+    """The metric that hops are compared by."""
+    return "accuracy" if is_classification(task) else "rmse"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class TestRows:
     classes: list[str]  # in the order of the network's columns; empty for a numeric target
     ids: list[str]
     sources: list[str]
-    images: NDArray[np.uint8]  # (rows, height, width, channels)
+    inputs: Inputs  # (rows, ...) as the network takes them
     targets: NDArray[np.float64]  # (rows,) class index, or the number itself
 
 
@@ -40,7 +43,7 @@ def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
     if manifest.classes != classes:
         raise SchemaError(f"{packed} has the classes {manifest.classes}, the network {classes}. Run `dvc repro train`.")
     split = open_split(packed, manifest, "test", verify=True)
-    return TestRows(manifest.task, classes, split.ids, split.sources, split.images, split.targets)
+    return TestRows(manifest.task, classes, split.ids, split.sources, split.inputs, split.targets)
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,9 @@ class Comparison:
         return self._hop(name, before.name, requested, measured, metric, distances, problems)
 
     def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
-        measure = classification_metrics if self.rows.task == "image_classification" else regression_metrics
+        measure = classification_metrics if is_classification(self.rows.task) else regression_metrics
         try:
-            return measure(self.rows.targets, outputs, self._resampling)[METRIC[self.rows.task]], []
+            return measure(self.rows.targets, outputs, self._resampling)[headline(self.rows.task)], []
         except MetricError as error:
             return None, [str(error).rstrip(".")]
 
@@ -114,7 +117,7 @@ class Comparison:
     def _beyond(self, distances: "_Distances", expected: Measurement, tolerance: Tolerance) -> list[str]:
         if tolerance.max_difference is None:
             return []
-        scale = 1.0 if self.rows.task == "image_classification" else max(1.0, float(np.abs(expected.outputs).max()))
+        scale = 1.0 if is_classification(self.rows.task) else max(1.0, float(np.abs(expected.outputs).max()))
         problems, most = [], tolerance.max_difference * scale + tolerance.noise
         if not distances.largest <= most:
             problems.append(f"the largest difference is {distances.largest:.3g}, expected at most {most:.3g}")
@@ -127,7 +130,7 @@ class Comparison:
         budget = tolerance.max_metric_loss
         if budget is None or found is None or expected is None:
             return []
-        if self.rows.task == "image_classification":
+        if is_classification(self.rows.task):
             loss, what = expected.value - found.value, "accuracy points lost"
         else:
             loss, what = (found.value - expected.value) / max(expected.value, 1e-12), "relative growth of the RMSE"

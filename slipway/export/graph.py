@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from slipway.bundle import OutputContract
 from slipway.contract import Task
+from slipway.data.packed import Inputs
 from slipway.errors import BundleError, ParityError
 from slipway.preprocess import ImageContract
 from slipway.runtime import open_onnx
@@ -37,7 +38,7 @@ class AnsweringNetwork(nn.Module):
         return torch.softmax(answer, dim=1) if self.is_classifier else answer
 
 
-def torch_answers(network: nn.Module, output: OutputContract, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+def torch_answers(network: nn.Module, output: OutputContract, batch: NDArray[Any]) -> NDArray[np.float32]:
     """What the exported graph has to answer, computed by torch in fp32 on the CPU."""
     with torch.inference_mode():
         answer: NDArray[np.float32] = AnsweringNetwork(network, output).eval()(torch.from_numpy(np.array(batch))).numpy()
@@ -114,7 +115,7 @@ def prove_parity(
     network: nn.Module,
     graph: bytes,
     output: OutputContract,
-    images: NDArray[np.uint8],
+    images: Inputs,
     *,
     batch_sizes: list[int],
     max_difference: float,

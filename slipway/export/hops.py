@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from torch import nn
 
 from slipway.bundle import LoadedBundle, OutputContract
 from slipway.certificate import Execution, Hop
+from slipway.data.packed import Inputs
 from slipway.errors import BundleError, SlipwayError, UnavailableError
 from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.graph import torch_answers
@@ -43,7 +45,7 @@ class TorchRunner:
         self._network = network
         self._output = output
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
         """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
         return torch_answers(self._network, self._output, batch)
 
@@ -107,21 +109,21 @@ class HopRunner:
 
 def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: int) -> Measurement:
     """Answers for all rows in order, the median latency of one row, and the speed at the largest batch."""
-    row, batch = rows.images[:1], np.ascontiguousarray(rows.images[np.arange(largest_batch) % len(rows.images)])
-    outputs = run_in_batches(runner, rows.images, largest_batch)
+    row, batch = rows.inputs[:1], np.ascontiguousarray(rows.inputs[np.arange(largest_batch) % len(rows.inputs)])
+    outputs = run_in_batches(runner, rows.inputs, largest_batch)
     for _ in range(_WARM_UP_CALLS):
         runner.run(row)
     latency = statistics.median(_seconds(runner, row) for _ in range(timing_rounds))
     whole = [_seconds(runner, batch)]
     while len(whole) < _THROUGHPUT_CALLS and sum(whole) < _THROUGHPUT_BUDGET_S:
         whole.append(_seconds(runner, batch))
-    noise = 0.0 if runner.actual.provider == "cpu" else batch_noise(runner, rows.images, outputs, largest_batch)
+    noise = 0.0 if runner.actual.provider == "cpu" else batch_noise(runner, rows.inputs, outputs, largest_batch)
     return Measurement(runner.actual, outputs, latency * 1000, largest_batch / statistics.median(whole), noise)
 
 
-def batch_noise(runner: Runner, images: NDArray[np.uint8], outputs: NDArray[np.float32], largest_batch: int) -> float:
+def batch_noise(runner: Runner, inputs: Inputs, outputs: NDArray[np.float32], largest_batch: int) -> float:
     """The largest difference between `outputs` and the runner's answers in small batches, for which a GPU has other kernels."""
-    rows, expected = images[:_NOISE_ROWS], outputs[:_NOISE_ROWS].astype(np.float64)
+    rows, expected = inputs[:_NOISE_ROWS], outputs[:_NOISE_ROWS].astype(np.float64)
     sizes = [size for size in _SERVED_BATCHES if size <= largest_batch]
     return float(np.max([np.abs(run_in_batches(runner, rows, size) - expected).max() for size in sizes]))
 
@@ -133,7 +135,7 @@ def in_order_of(classes: list[str], labels: list[str], outputs: NDArray[np.float
     return outputs[:, [labels.index(name) for name in classes]] if classes else outputs
 
 
-def _seconds(runner: Runner, batch: NDArray[np.uint8]) -> float:
+def _seconds(runner: Runner, batch: NDArray[Any]) -> float:
     start = time.perf_counter()
     runner.run(batch)
     return time.perf_counter() - start

@@ -7,6 +7,7 @@ beyond fp16's range, answers that are not finite, or that have nothing to do wit
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from slipway import files
 from slipway.bundle import OutputContract, Precision, Target
-from slipway.data.packed import PackedSplit
+from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
 from slipway.errors import ParityError
 from slipway.export.graph import INPUT_NAME
@@ -32,14 +33,15 @@ _QUANTIZED = ["Conv", "Gemm", "MatMul"]
 _BATCH_SIZE = 64
 
 
-def calibration_rows(split: PackedSplit, seed: int, num_rows: int) -> NDArray[np.uint8]:
+def calibration_rows(split: PackedSplit, seed: int, num_rows: int) -> NDArray[Any]:
     """(rows, height, width, channels) uint8: `num_rows` training rows, or all there are; which ones depends on seed and ids only."""
     draw = uniform(seed, 0, split.keys, "calibration")
     chosen = np.lexsort((split.keys, draw))[:num_rows]
-    return split.images[np.sort(chosen)]
+    rows: NDArray[Any] = split.inputs[np.sort(chosen)]
+    return rows
 
 
-def fp16_graph(fp32: bytes, rows: NDArray[np.uint8]) -> bytes:
+def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
     """Weights and arithmetic in fp16; the input stays uint8 and the output float32. ParityError where fp16's range is too small."""
     # Ships with onnxruntime. The converter of the same name in onnxconverter-common breaks graphs with uint8 input.
     from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -52,14 +54,14 @@ def fp16_graph(fp32: bytes, rows: NDArray[np.uint8]) -> bytes:
     return graph
 
 
-def int8_graph(fp32: bytes, rows: NDArray[np.uint8], scratch: Path) -> bytes:
+def int8_graph(fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
     """int8 for the CPU: unsigned activations, a scale per weight channel, ranges measured on `rows`."""
     from onnxruntime.quantization import QuantType
 
     return _quantize(fp32, rows, scratch, activation_type=QuantType.QUInt8, extra_options={})
 
 
-def int8_tensorrt_graph(fp32: bytes, rows: NDArray[np.uint8], scratch: Path) -> bytes:
+def int8_tensorrt_graph(fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
     """int8 for TensorRT, which takes symmetric scales only and refuses quantized biases."""
     from onnxruntime.quantization import QuantType
 
@@ -67,7 +69,7 @@ def int8_tensorrt_graph(fp32: bytes, rows: NDArray[np.uint8], scratch: Path) -> 
     return _quantize(fp32, rows, scratch, activation_type=QuantType.QInt8, extra_options=options)
 
 
-def make_variant(variant: str, fp32: bytes, rows: NDArray[np.uint8], scratch: Path) -> bytes:
+def make_variant(variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
     """The graph of `variant`; `rows` are the calibration rows, `scratch` a folder for the quantizer's own files."""
     makers: dict[str, Callable[[], bytes]] = {
         "fp32": lambda: fp32,
@@ -78,7 +80,7 @@ def make_variant(variant: str, fp32: bytes, rows: NDArray[np.uint8], scratch: Pa
     return makers[variant]()
 
 
-def largest_activations(graph: bytes, rows: NDArray[np.uint8]) -> dict[str, float]:
+def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
     """The largest absolute value of every float tensor inside the graph over `rows`, by tensor name."""
     model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(graph))
     names = [value.name for value in model.graph.value_info if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
@@ -92,7 +94,7 @@ def largest_activations(graph: bytes, rows: NDArray[np.uint8]) -> dict[str, floa
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def refuse_broken(variant: str, runner: Runner, reference: NDArray[np.float32], rows: NDArray[np.uint8], output: OutputContract) -> float:
+def refuse_broken(variant: str, runner: Runner, reference: NDArray[np.float32], rows: Inputs, output: OutputContract) -> float:
     """The largest difference between a variant's answers and fp32's on `rows`; ParityError if the variant is broken.
 
     Broken: a number that is not finite, probabilities that do not sum to 1, fewer than half of the
@@ -111,12 +113,12 @@ def refuse_broken(variant: str, runner: Runner, reference: NDArray[np.float32], 
     return float(difference.max())
 
 
-def run_in_batches(runner: Runner, rows: NDArray[np.uint8], batch_size: int) -> NDArray[np.float32]:
+def run_in_batches(runner: Runner, rows: Inputs, batch_size: int) -> NDArray[np.float32]:
     """All rows through the runner, in order."""
     return np.concatenate([runner.run(batch) for batch in _batches(rows, batch_size)])
 
 
-def _refuse_overflow(fp32: bytes, rows: NDArray[np.uint8]) -> None:
+def _refuse_overflow(fp32: bytes, rows: NDArray[Any]) -> None:
     weights = {
         tensor.name: float(np.abs(onnx.numpy_helper.to_array(tensor)).max(initial=0.0))
         for tensor in onnx.load_model_from_string(fp32).graph.initializer
@@ -129,7 +131,7 @@ def _refuse_overflow(fp32: bytes, rows: NDArray[np.uint8]) -> None:
         raise ParityError(f"fp16 holds numbers up to {LARGEST_FP16:g}, but {found}. Take 'fp16' out of export.variants, or train again.")
 
 
-def _run_probes(graph: bytes, probes: list[str], rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _run_probes(graph: bytes, probes: list[str], rows: NDArray[Any]) -> NDArray[np.float32]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
@@ -139,7 +141,7 @@ def _run_probes(graph: bytes, probes: list[str], rows: NDArray[np.uint8]) -> NDA
     return largest
 
 
-def _quantize(fp32: bytes, rows: NDArray[np.uint8], scratch: Path, *, activation_type: object, extra_options: dict[str, bool]) -> bytes:
+def _quantize(fp32: bytes, rows: NDArray[Any], scratch: Path, *, activation_type: object, extra_options: dict[str, bool]) -> bytes:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -161,14 +163,14 @@ def _quantize(fp32: bytes, rows: NDArray[np.uint8], scratch: Path, *, activation
     return target.read_bytes()
 
 
-def _calibration_reader(rows: NDArray[np.uint8], batch_size: int) -> object:
+def _calibration_reader(rows: NDArray[Any], batch_size: int) -> object:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime is untyped
         def __init__(self) -> None:
             self._batches = _batches(rows, batch_size)
 
-        def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
+        def get_next(self) -> dict[str, NDArray[Any]] | None:
             batch = next(self._batches, None)
             return None if batch is None else {INPUT_NAME: batch}
 
@@ -181,7 +183,7 @@ def _largest_batch(graph: bytes) -> int:
     return fixed or _BATCH_SIZE
 
 
-def _batches(rows: NDArray[np.uint8], batch_size: int) -> Iterator[NDArray[np.uint8]]:
+def _batches(rows: Inputs, batch_size: int) -> Iterator[NDArray[Any]]:
     return (np.ascontiguousarray(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size))
 
 

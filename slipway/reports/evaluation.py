@@ -16,16 +16,18 @@ from pydantic import ValidationError
 
 from slipway import files
 from slipway.bundle import Metric
-from slipway.contract import Task
+from slipway.contract import Task, is_classification
 from slipway.errors import GateMissedError, SchemaError
 from slipway.metrics import ClassScores, class_scores, confusion_matrix, count_classes, log_losses
 from slipway.params import Gate
 from slipway.reports.console import interval, number
 
-HEADLINES: dict[Task, tuple[str, ...]] = {
-    "image_classification": ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss"),
-    "image_regression": ("rmse", "mae", "r2", "mse"),
-}
+
+def headlines(task: Task) -> tuple[str, ...]:
+    """The metrics that are shown first."""
+    return (
+        ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss") if is_classification(task) else ("rmse", "mae", "r2", "mse")
+    )
 
 
 class _NamedMetric(Metric):
@@ -47,7 +49,7 @@ class Evaluation:
     @property
     def is_classification(self) -> bool:
         """Whether `outputs` are probabilities."""
-        return self.task == "image_classification"
+        return is_classification(self.task)
 
     @cached_property
     def predictions(self) -> NDArray[np.float64]:
@@ -134,9 +136,9 @@ def read_metrics(path: Path) -> dict[str, Metric]:
 
 
 def _content(evaluation: Evaluation) -> dict[str, Any]:
-    headlines = {name: evaluation.metrics[name].value for name in HEADLINES[evaluation.task]}
+    first = {name: evaluation.metrics[name].value for name in headlines(evaluation.task)}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
-    content = {**headlines, "rows": len(evaluation.targets), "metrics": metrics}
+    content = {**first, "rows": len(evaluation.targets), "metrics": metrics}
     return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
 
 

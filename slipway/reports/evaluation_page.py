@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from slipway.contract import Task
+from slipway.data.packed import Inputs
 from slipway.reports.charts import Series, histogram, line_chart, scatter
 from slipway.reports.console import interval, number
-from slipway.reports.evaluation import HEADLINES, Evaluation, GateResult
+from slipway.reports.evaluation import Evaluation, GateResult, headlines
 from slipway.reports.html_page import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
 
-_METHOD: dict[Task, str] = {
-    "image_classification": "Wilson's for the accuracy, by bootstrap for the others, which leaves a perfect score no width",
-    "image_regression": "by bootstrap",
-}
+_CLASSIFICATION_METHOD = "Wilson's for the accuracy, by bootstrap for the others, which leaves a perfect score no width"
+_REGRESSION_METHOD = "by bootstrap"
 _NUM_WORST = 12
 _MOST_CLASSES = 30  # in a heat map with readable numbers
 _MOST_ROWS = 50  # in the table of classes
@@ -23,7 +20,7 @@ _MOST_DOTS = 3000
 
 
 def evaluation_page(
-    evaluation: Evaluation, gates: Sequence[GateResult], images: NDArray[np.uint8], curves: dict[str, list[Series]], about: str
+    evaluation: Evaluation, gates: Sequence[GateResult], images: Inputs, curves: dict[str, list[Series]], about: str
 ) -> str:
     """The whole page. `images` (N, height, width, channels) uint8 are the test rows in the evaluation's order.
 
@@ -34,9 +31,9 @@ def evaluation_page(
 
 
 def _headline(evaluation: Evaluation) -> Section:
-    named = [(name, evaluation.metrics[name]) for name in HEADLINES[evaluation.task]]
+    named = [(name, evaluation.metrics[name]) for name in headlines(evaluation.task)]
     first = named[0][1]
-    intervals = f"{first.confidence * 100:g} % interval, {_METHOD[evaluation.task]}"
+    intervals = f"{first.confidence * 100:g} % interval, {_CLASSIFICATION_METHOD if evaluation.is_classification else _REGRESSION_METHOD}"
     note = f"{first.rows} test rows, each counted once. Below each number its {intervals}."
     boxes = tiles([(_words(name), number(metric.value), interval(metric)) for name, metric in named])
     return Section("Headline", join([boxes, paragraph(note, "note")]))
@@ -109,7 +106,7 @@ def _values(evaluation: Evaluation) -> Section:
     return Section("Predictions", beside([dots, errors]))
 
 
-def _worst(evaluation: Evaluation, images: NDArray[np.uint8]) -> Section:
+def _worst(evaluation: Evaluation, images: Inputs) -> Section:
     rows = evaluation.worst(_NUM_WORST)
     if not rows:
         return Section("Worst errors", paragraph(f"None in {len(evaluation.targets)} rows.", "good"))

@@ -11,12 +11,11 @@ from typing import Any
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.certificate import Certificate, Execution, Hop, read_certificate
 from slipway.command import run_stage
-from slipway.contract import Task
+from slipway.contract import Task, is_classification
 from slipway.errors import CertificateError, SchemaError
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.evaluation import read_metrics
 
-_SHOWN: dict[Task, tuple[str, ...]] = {"image_classification": ("accuracy", "f1_macro"), "image_regression": ("rmse", "r2")}
 _SERVE = "serve it on 127.0.0.1:3000\n  make serve\n  bentoml serve serving.service:Slipway"
 
 
@@ -50,7 +49,7 @@ def _rows(root: Path) -> str:
 
 def _metrics(root: Path, task: Task) -> str:
     metrics = read_metrics(root / "metrics/evaluate.json")
-    shown = [(name, metrics[name]) for name in _SHOWN[task]]
+    shown = [(name, metrics[name]) for name in (("accuracy", "f1_macro") if is_classification(task) else ("rmse", "r2"))]
     rows = [[name, number(metric.value), f"{metric.confidence * 100:g} % {interval(metric)}"] for name, metric in shown]
     title = f"trained network on {shown[0][1].rows} test rows"
     return f"{title}\n" + text_table(["metric", "value", "interval"], rows, "  ")
@@ -85,7 +84,7 @@ def _ran_on(requested: Execution, actual: Execution) -> str:
 
 def _agreement(hop: Hop, task: Task) -> str:
     """Rows with the same label over all rows; in words where that is not the whole verdict."""
-    if task == "image_regression":
+    if not is_classification(task):
         return hop.status
     same = f"{hop.rows - len(hop.flipped)}/{hop.rows}"
     return same if hop.status == "agrees" else f"{hop.status}, {same}"

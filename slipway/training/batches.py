@@ -7,7 +7,7 @@ resumed run, and any number of workers, see the same batches.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from slipway.errors import ParamsError
 class Batch(NamedTuple):
     """What one process sees at a time."""
 
-    images: Tensor  # (B, H, W, C) uint8
+    inputs: Tensor  # (B, H, W, C) uint8 pixels, or (B, width) float32 columns
     targets: Tensor  # (B,) int64 class index, or float32 number
+    weights: Tensor  # (B,) float32 in the loss
     counted: Tensor  # (B,) bool, False for a row that only fills up the last batch of validation
     rows: Tensor  # (B,) int64 position in the split
     matrices: Tensor | None  # (B, 2, 3) float32 for `augment_batch`; None where nothing is augmented
@@ -70,9 +71,10 @@ class TrainingBatches(Dataset[Batch]):
     def __init__(
         self, splits: Sequence[PackedSplit], shape: StepShape, rank: int, seed: int, matrices: Matrices | None, *, classes: bool
     ) -> None:
-        self._images = [split.images for split in splits]
+        self._inputs = [split.inputs for split in splits]
         self._keys = np.concatenate([split.keys for split in splits])
         self._targets = torch.cat([_target_tensor(split, classes) for split in splits])
+        self._weights = torch.cat([_weight_tensor(split) for split in splits])
         self._shape, self._rank, self._seed, self._matrices = shape, rank, seed, matrices
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self.ids = [sample_id for split in splits for sample_id in split.ids]
@@ -90,23 +92,25 @@ class TrainingBatches(Dataset[Batch]):
         epoch, index = place
         rows = self._epoch_order(epoch)[self._shape.rows(*divmod(index, self._shape.num_accumulated), self._rank)]
         return Batch(
-            images=torch.from_numpy(self._gather(rows)),
+            inputs=torch.from_numpy(self._gather(rows)),
             targets=self._targets[rows],
+            weights=self._weights[rows],
             counted=torch.ones(len(rows), dtype=torch.bool),
             rows=torch.from_numpy(rows.copy()),
             matrices=torch.from_numpy(self._matrices(epoch, self._keys[rows])) if self._matrices else None,
         )
 
-    def _gather(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        if len(self._images) == 1:
-            return self._images[0][rows]
-        pixels = np.empty((len(rows), *self._images[0].shape[1:]), dtype=np.uint8)
+    def _gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        if len(self._inputs) == 1:
+            rows_of_one: NDArray[Any] = self._inputs[0][rows]
+            return rows_of_one
+        gathered = np.empty((len(rows), *self._inputs[0].shape[1:]), dtype=self._inputs[0].dtype)
         start = 0
-        for images in self._images:
-            here = (rows >= start) & (rows < start + len(images))
-            pixels[here] = images[rows[here] - start]
-            start += len(images)
-        return pixels
+        for inputs in self._inputs:
+            here = (rows >= start) & (rows < start + len(inputs))
+            gathered[here] = inputs[rows[here] - start]
+            start += len(inputs)
+        return gathered
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
@@ -123,7 +127,7 @@ class ValidationBatches(Dataset[Batch]):
 
     def __init__(self, split: PackedSplit, batch_size: int, world_size: int, rank: int, *, classes: bool) -> None:
         self._split, self._world_size, self._rank = split, world_size, rank
-        self._targets = _target_tensor(split, classes)
+        self._targets, self._weights = _target_tensor(split, classes), _weight_tensor(split)
         share = -(-len(split) // world_size)
         self._batch_size = min(batch_size, share)
         self._num_batches = -(-share // self._batch_size)
@@ -136,8 +140,9 @@ class ValidationBatches(Dataset[Batch]):
         wanted = np.arange(start, start + self._batch_size)
         rows = np.minimum(wanted, len(self._split) - 1)
         return Batch(
-            images=torch.from_numpy(self._split.images[rows]),
+            inputs=torch.from_numpy(self._split.inputs[rows]),
             targets=self._targets[rows],
+            weights=self._weights[rows],
             counted=torch.from_numpy(wanted < len(self._split)),
             rows=torch.from_numpy(rows),
             matrices=None,
@@ -181,3 +186,7 @@ def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: 
 
 def _target_tensor(split: PackedSplit, classes: bool) -> Tensor:
     return torch.from_numpy(split.targets.astype(np.int64 if classes else np.float32))
+
+
+def _weight_tensor(split: PackedSplit) -> Tensor:
+    return torch.from_numpy(split.weights.astype(np.float32))

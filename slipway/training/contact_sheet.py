@@ -30,7 +30,7 @@ class _Column(NamedTuple):
 def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifest) -> bytes:
     """A PNG of up to 8 training images, spread over the classes or the range of the target."""
     chosen = _spread(train.targets)
-    images, keys = np.array(train.images[chosen]), train.keys[chosen]
+    images, keys = np.array(train.inputs[chosen]), train.keys[chosen]
     singles = [_Column("original", _change(len(chosen))), *_single_operations(plan, len(chosen))]
     full = [_Column(f"epoch {epoch}", draw(plan, epoch, keys)) for epoch in range(_NUM_EPOCHS)]
     columns = singles + full

@@ -15,6 +15,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from slipway.contract import is_classification
 from slipway.errors import TrainingError
 from slipway.params import TrainParams
 from slipway.training.augmentation import augment_batch
@@ -30,7 +31,7 @@ class TrainingModule(pl.LightningModule):
         self.network = network
         self.epoch_metrics: dict[str, float] = {}  # of the epoch that ended last, equal on every rank
         self._params, self._seed, self._steps_per_epoch, self._ids = params, seed, steps_per_epoch, ids
-        self._classes = network.spec.task == "image_classification"
+        self._classes = is_classification(network.spec.task)
         self._sums = _Sums()
 
     def on_train_epoch_start(self) -> None:
@@ -40,8 +41,8 @@ class TrainingModule(pl.LightningModule):
         """The mean loss of a batch, () float32."""
         # Dropout and the like: a function of (seed, epoch, batch, rank), so that a resumed run draws the same.
         torch.manual_seed(_derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank))
-        images = batch.images if batch.matrices is None else augment_batch(batch.images, batch.matrices)
-        losses = self._losses(self.network(images), batch.targets)
+        inputs = batch.inputs if batch.matrices is None else augment_batch(batch.inputs, batch.matrices)
+        losses = self._losses(self.network(inputs), batch.targets)
         loss = losses.mean()
         if not torch.isfinite(loss):
             raise TrainingError(self._describe_bad(losses, batch.rows))
@@ -56,7 +57,7 @@ class TrainingModule(pl.LightningModule):
 
     def validation_step(self, batch: Batch) -> None:
         """Adds up loss and correct answers (classes) or squared errors (a numeric target)."""
-        answers = self.network(batch.images)
+        answers = self.network(batch.inputs)
         if self._classes:
             score = (answers.argmax(dim=1) == batch.targets).double()
         else:

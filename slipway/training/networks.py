@@ -19,13 +19,13 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from slipway import files
-from slipway.contract import Contract, Task
+from slipway.contract import Contract, Task, is_classification
 from slipway.data.packed import TargetScale
 from slipway.errors import IntegrityError, ParamsError, SchemaError
 from slipway.preprocess import ImageContract
 from slipway.training.small_resnet import SmallResnet, SmallResnetArguments
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _TIMM = "timm/"
 _FIX = "Run `dvc repro train`."
 
@@ -45,7 +45,7 @@ class NetworkSpec(Contract):
     @property
     def num_outputs(self) -> int:
         """Logits for classes, 1 for a numeric target."""
-        return len(self.classes) if self.task == "image_classification" else 1
+        return len(self.classes) if is_classification(self.task) else 1
 
 
 class TrainingSetup(Contract):
@@ -62,7 +62,7 @@ class TrainingSetup(Contract):
 class ModelCard(Contract):
     """The content of `model.json`; equal runs write equal text."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     network: NetworkSpec
     num_parameters: int
     weights_sha256: str
@@ -102,7 +102,7 @@ class ImageNetwork(nn.Module):
         """(B, H, W, C) uint8 -> (B, K) float"""
         pixels = images.to(torch.float32).permute(0, 3, 1, 2)  # the cast comes first: TensorRT transposes no uint8
         answer: Tensor = self.backbone((pixels - self.pixel_mean) * self.pixel_scale)
-        if self.spec.task == "image_regression":
+        if not is_classification(self.spec.task):
             return answer.to(torch.float32) * self.target_std + self.target_mean
         return answer
 

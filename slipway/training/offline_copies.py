@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
 from slipway.data.augmentation import AugmentPlan, matrices
 from slipway.data.packed import PackedSplit, PackedSplitManifest, write_split
 from slipway.data.randomness import id_keys
+from slipway.data.rows import PACKED_ROWS
 from slipway.training.augmentation import augment_batch
 
 _ROWS_AT_A_TIME = 1024
@@ -29,14 +31,21 @@ def write_copies(train: PackedSplit, plan: AugmentPlan, num_copies: int, root: P
     """Write `num_copies` augmented copies of each row of `train` into the new folder `root`, first all first copies."""
     root.mkdir()
     ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]
-    images = np.lib.format.open_memmap(root / "images.npy", mode="w+", dtype=np.uint8, shape=(len(ids), *train.images.shape[1:]))
+    images = np.lib.format.open_memmap(root / "inputs.npy", mode="w+", dtype=np.uint8, shape=(len(ids), *train.inputs.shape[1:]))
     for copy in range(1, num_copies + 1):
         for rows in _slices(len(train)):
             begin = (copy - 1) * len(train) + rows.start
             part = slice(begin, begin + rows.stop - rows.start)
-            images[part] = _augmented(train.images[rows], plan, copy, ids[part])
+            images[part] = _augmented(train.inputs[rows], plan, copy, ids[part])
     images.flush()
-    return write_split(root, ids, train.sources * num_copies, np.tile(train.targets, num_copies))
+    columns = {
+        "id": ids,
+        "source": train.sources * num_copies,
+        "target": np.tile(train.targets, num_copies),
+        "weight": np.tile(train.weights, num_copies),
+        "leaked": np.tile(train.leaked, num_copies),
+    }
+    return write_split(root, pa.table(columns, schema=PACKED_ROWS), images.shape[1:])
 
 
 def _slices(total: int) -> Iterator[slice]:

@@ -3,10 +3,14 @@
 An answer that is not finite is refused.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from slipway.contract import is_classification
+from slipway.data.packed import Inputs
 from slipway.errors import TrainingError
 from slipway.training.networks import ImageNetwork
 
@@ -16,7 +20,7 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def predict(network: ImageNetwork, images: NDArray[np.uint8], batch_size: int, device: str) -> NDArray[np.float32]:
+def predict(network: ImageNetwork, images: Inputs, batch_size: int, device: str) -> NDArray[np.float32]:
     """(N, height, width, channels) uint8 in [0, 255] -> (N, K) float32 probabilities, or (N, 1) values for a numeric target.
 
     In float32 without TF32, the softmax in float64. Moves `network` to `device` and into evaluation mode.
@@ -35,10 +39,10 @@ def predict(network: ImageNetwork, images: NDArray[np.uint8], batch_size: int, d
     return answers
 
 
-def _answer(network: ImageNetwork, images: NDArray[np.uint8], device: str) -> NDArray[np.float32]:
+def _answer(network: ImageNetwork, images: NDArray[Any], device: str) -> NDArray[np.float32]:
     """(B, height, width, channels) -> (B, K); the copy is because torch takes no read-only memory map."""
     answer: torch.Tensor = network(torch.from_numpy(np.array(images)).to(device))
-    if network.spec.task == "image_classification":
+    if is_classification(network.spec.task):
         answer = answer.double().softmax(dim=1)
     numbers: NDArray[np.float32] = answer.float().cpu().numpy()
     return numbers

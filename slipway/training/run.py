@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from slipway import files
+from slipway.contract import is_classification
 from slipway.data.augmentation import AugmentPlan, matrices, open_augmented
-from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.data.packed import InputContract, PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.errors import TrainingError
 from slipway.params import TrainParams
-from slipway.training.batches import StepShape, TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.preprocess import ImageContract
+from slipway.training.batches import Matrices, StepShape, TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.module import TrainingModule
@@ -154,8 +156,8 @@ def _fit(job: _Job, network: ImageNetwork, resumed: Save | None) -> None:
         deterministic="warn",
         default_root_dir=job.paths.work,
     )
-    classes = data.manifest.task == "image_classification"
-    draw = None if data.plan.is_identity else partial(_draw, data.plan, data.manifest.input.size_px)
+    classes = is_classification(data.manifest.task)
+    draw = _drawing(data.plan, data.manifest.input)
     training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, draw, classes=classes)
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     on_gpu = placement.accelerator == "gpu"
@@ -167,6 +169,12 @@ def _fit(job: _Job, network: ImageNetwork, resumed: Save | None) -> None:
             ckpt_path=str(job.saves.state(resumed.epoch)) if resumed else None,
             weights_only=True,
         )
+
+
+def _drawing(plan: AugmentPlan, contract: InputContract) -> Matrices | None:
+    if plan.is_identity or not isinstance(contract, ImageContract):
+        return None
+    return partial(_draw, plan, contract.size_px)
 
 
 def _draw(plan: AugmentPlan, size_px: int, epoch: int, keys: Any) -> Any:
@@ -209,7 +217,7 @@ def _finish(job: _Job) -> None:
     weights = consolidated_weights(job.saves.state(save.kept_epoch))
     metrics = save.history[save.kept_epoch - 1]
     card = ModelCard(
-        format_version=1,
+        format_version=2,
         network=job.spec,
         num_parameters=_num_parameters(_network_with(job.spec, weights)),
         weights_sha256="",  # known when they are written

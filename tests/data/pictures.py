@@ -13,11 +13,12 @@ from PIL import Image
 
 from slipway.data.samples import RawSample
 from slipway.files import sha256_bytes
-from slipway.params import CleanParams, DataParams
+from slipway.params import DataParams
 from slipway.preprocess import ImageContract
+from tests.project_params import PROJECT, clean_params
 
-CLEAN = CleanParams(max_bad_share=0.5, min_side_px=4, max_pixels=10_000)
-CONTRACT = ImageContract(size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+CLEAN = clean_params(max_bad_share=0.5, min_side_px=4, max_pixels=10_000)
+CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10_000)
 IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -40,8 +41,7 @@ def picture(seed: int, size_px: int = 8, image_format: str = "PNG") -> bytes:
 
 def data_params(path: Path, **changes: Any) -> DataParams:
     """`params.yaml`'s section data."""
-    values = {"task": "image_classification", "image_column": "image", "target_column": "label", "group_column": None}
-    return DataParams.model_validate({"path": str(path), **values, **changes})
+    return DataParams.model_validate({**PROJECT.data.model_dump(), "path": str(path), **changes})
 
 
 def sample(source: str, payload: bytes, label: str | None = None, target: float | None = None, group: str | None = None) -> RawSample:
@@ -68,5 +68,5 @@ def write_folder(root: Path, classes: dict[str, list[bytes]]) -> Path:
 def row(seed: int, label: str | None = "a", target: float | None = None, group: str | None = None) -> dict[str, Any]:
     """A row of `rows.ROWS` with the id of the content `seed`."""
     sha256 = sha256_bytes(str(seed).encode())
-    facts = {"width": 8, "height": 8, "bytes": 100, "sha256": sha256}
+    facts = {"width": 8, "height": 8, "bytes": 100, "sha256": sha256, "flags": [], "corrections": []}
     return {"id": sha256[:32], "source": str(seed), "label": label, "target": target, "group": group, **facts}

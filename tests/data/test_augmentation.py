@@ -20,19 +20,19 @@ from slipway.data.augmentation import (
 )
 from slipway.data.packed import PackedManifest
 from slipway.errors import ParamsError, SchemaError
-from slipway.params import AugmentParams
 from tests.data.pictures import CONTRACT
+from tests.project_params import augment_params
 
 OFF: dict[str, Any] = {"rotation_deg": 0.0, "scale": [1.0, 1.0], "crop_padding_px": 0, "horizontal_flip": 0.0, "vertical_flip": 0.0}
 ON: dict[str, Any] = {"rotation_deg": 10.0, "scale": [0.9, 1.2], "crop_padding_px": 2, "horizontal_flip": 0.5, "vertical_flip": 0.25}
 KEYS = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
 MANIFEST = PackedManifest(
-    format_version=1, task="image_classification", input=CONTRACT, classes=["a", "b"], mean=[0.5], std=[0.5], target_scale=None, splits={}
+    format_version=2, task="image_classification", input=CONTRACT, classes=["a", "b"], mean=[0.5], std=[0.5], target_scale=None, splits={}
 )
 
 
 def plan(**changes: Any) -> AugmentPlan:
-    return plan_from_params(AugmentParams.model_validate({**OFF, "forbid": [], "offline_copies": 0, **changes}), seed=7)
+    return plan_from_params(augment_params(**changes), seed=7)
 
 
 def change(**values: Any) -> Draw:

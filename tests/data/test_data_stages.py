@@ -90,7 +90,7 @@ def test_a_killed_precompute_leaves_nothing_half_written_and_a_rerun_is_the_same
     killed = 0
     for seconds in (0.0, 0.3, 0.6):
         process = start(tmp_path, "precompute")
-        while process.poll() is None and not list(packed.parent.glob("packed.*.partial/train/images.npy")):
+        while process.poll() is None and not list(packed.parent.glob("packed.*.partial/train/inputs.npy")):
             time.sleep(0.005)
         time.sleep(seconds)
         process.kill()

@@ -9,6 +9,7 @@ from slipway import files
 from slipway.data.packed import PackedManifest, PackedSplitManifest, open_split, read_manifest, write_manifest, write_split
 from slipway.errors import IntegrityError, SchemaError
 from tests.data.pictures import CONTRACT, pixels
+from tests.packed_rows import packed_rows
 
 IDS = [files.sha256_bytes(str(seed).encode())[:32] for seed in range(3)]
 
@@ -16,15 +17,15 @@ IDS = [files.sha256_bytes(str(seed).encode())[:32] for seed in range(3)]
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     (tmp_path / "train").mkdir()
-    np.save(tmp_path / "train" / "images.npy", np.stack([pixels(seed) for seed in range(3)]))
-    split = write_split(tmp_path / "train", IDS, ["a", "b", "c"], np.array([0.0, 1.0, 0.0]))
+    np.save(tmp_path / "train" / "inputs.npy", np.stack([pixels(seed) for seed in range(3)]))
+    split = write_split(tmp_path / "train", packed_rows(IDS, ["a", "b", "c"], [0, 1, 0]), CONTRACT.shape)
     write_manifest(tmp_path, _manifest(split))
     return tmp_path
 
 
 def _manifest(split: PackedSplitManifest) -> PackedManifest:
     return PackedManifest(
-        format_version=1,
+        format_version=2,
         task="image_classification",
         input=CONTRACT,
         classes=["x", "y"],
@@ -37,13 +38,13 @@ def _manifest(split: PackedSplitManifest) -> PackedManifest:
 
 def test_a_split_is_mapped_and_not_read(store: Path) -> None:
     split = open_split(store, read_manifest(store), "train", verify=True)
-    assert isinstance(split.images, np.memmap)
-    assert not split.images.flags.writeable
+    assert isinstance(split.inputs, np.memmap)
+    assert not split.inputs.flags.writeable
     assert (split.ids, split.sources, split.targets.tolist()) == (IDS, ["a", "b", "c"], [0, 1, 0])
     assert [hex(key)[2:].zfill(16) for key in split.keys.tolist()] == [sample_id[:16] for sample_id in IDS]
 
 
-@pytest.mark.parametrize("name", ["images.npy", "rows.parquet"])
+@pytest.mark.parametrize("name", ["inputs.npy", "rows.parquet"])
 def test_an_altered_file_is_refused(store: Path, name: str) -> None:
     payload = bytearray((store / "train" / name).read_bytes())
     payload[-20] ^= 1
@@ -53,19 +54,19 @@ def test_an_altered_file_is_refused(store: Path, name: str) -> None:
 
 
 def test_images_of_another_shape_are_refused(store: Path) -> None:
-    np.save(store / "train" / "images.npy", np.zeros((3, 8, 8, 1), np.uint8))
-    with pytest.raises(SchemaError, match=r"has images \(3, 8, 8, 1\)"):
+    np.save(store / "train" / "inputs.npy", np.zeros((3, 8, 8, 1), np.uint8))
+    with pytest.raises(SchemaError, match=r"has inputs \(3, 8, 8, 1\)"):
         open_split(store, read_manifest(store), "train")
 
 
 def test_pickled_images_are_never_loaded(store: Path) -> None:
-    np.save(store / "train" / "images.npy", np.array([{}] * 3), allow_pickle=True)
+    np.save(store / "train" / "inputs.npy", np.array([{}] * 3), allow_pickle=True)
     with pytest.raises(SchemaError, match="not a readable array"):
         open_split(store, read_manifest(store), "train")
 
 
 def test_missing_images_are_refused(store: Path) -> None:
-    (store / "train" / "images.npy").unlink()
+    (store / "train" / "inputs.npy").unlink()
     with pytest.raises(SchemaError, match="not a readable array"):
         open_split(store, read_manifest(store), "train")
 

@@ -28,7 +28,16 @@ def data_set(count: int, task: Task = "image_classification") -> tuple[list[RawS
 def _row(entry: RawSample, index: int, task: Task) -> dict[str, Any]:
     sha256 = files.sha256_bytes(entry.payload)
     answer = {"label": "ba"[index % 2], "target": None} if task == "image_classification" else {"label": None, "target": float(index)}
-    facts = {"group": None, "width": 12, "height": 12, "bytes": len(entry.payload), "sha256": sha256}
+    facts = {
+        "group": None,
+        "width": 12,
+        "height": 12,
+        "bytes": len(entry.payload),
+        "sha256": sha256,
+        "flags": [],
+        "corrections": [],
+        "leaked": False,
+    }
     return {"id": sha256[:32], "source": entry.source, **answer, **facts, "split": ("train", "train", "val", "test")[index % 4]}
 
 
@@ -53,7 +62,7 @@ def test_every_image_lies_beside_its_id_and_class(tmp_path: Path) -> None:
             row = expected[sample_id]
             assert manifest.classes[int(split.targets[index])] == row["label"]
             assert split.sources[index] == row["source"]
-            assert np.array_equal(split.images[index], array_from_bytes(samples[int(row["source"])].payload, CONTRACT))
+            assert np.array_equal(split.inputs[index], array_from_bytes(samples[int(row["source"])].payload, CONTRACT))
 
 
 def test_the_order_of_samples_and_rows_does_not_matter(tmp_path: Path) -> None:
@@ -76,8 +85,8 @@ def test_the_same_folder_can_be_packed_twice_in_one_process(tmp_path: Path) -> N
 def test_statistics_are_those_of_the_training_split(tmp_path: Path) -> None:
     write(tmp_path / "packed", *data_set(20))
     manifest = read_manifest(tmp_path / "packed")
-    train = open_split(tmp_path / "packed", manifest, "train").images.astype(np.float64) / 255
-    everything = [open_split(tmp_path / "packed", manifest, name).images for name in ("train", "val", "test")]
+    train = open_split(tmp_path / "packed", manifest, "train").inputs[:].astype(np.float64) / 255
+    everything = [open_split(tmp_path / "packed", manifest, name).inputs[:] for name in ("train", "val", "test")]
     assert manifest.mean == pytest.approx(train.mean((0, 1, 2)).tolist(), abs=1e-12)
     assert manifest.std == pytest.approx(train.std((0, 1, 2)).tolist(), abs=1e-12)
     assert manifest.mean != pytest.approx((np.concatenate(everything) / 255).mean((0, 1, 2)).tolist(), abs=1e-6)

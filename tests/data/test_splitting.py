@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from slipway.data.rows import ROWS, SPLIT_ROWS
 from slipway.data.splitting import check_leaks, find_leaks, largest_remainder, report, split_rows
 from slipway.errors import DataError
-from slipway.params import SplitParams
 from tests.data.pictures import row
+from tests.project_params import split_params
 
-PARAMS = SplitParams(train=0.7, val=0.15, test=0.15)
+PARAMS = split_params(assignment="exact")
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

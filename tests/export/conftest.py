@@ -28,8 +28,9 @@ from slipway.preprocess import ImageContract
 from slipway.reports.evaluation import Evaluation, write_evaluation
 from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, build_network, load_network, save_checkpoint
 from tests.model_cards import model_card
+from tests.packed_rows import packed_rows
 
-CONTRACT = ImageContract(size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 CLASSES = ["amber", "blue", "green"]
 COLOURS = np.array([[200, 140, 40], [40, 80, 200], [60, 180, 80]])
 NUM_ROWS = {"train": 96, "val": 30, "test": 41}
@@ -135,15 +136,17 @@ def _write_packed(root: Path, images: NDArray[np.uint8], targets: NDArray[np.flo
     for name, size in NUM_ROWS.items():
         rows = range(start, start + size)
         (root / name).mkdir(parents=True)
-        np.save(root / name / "images.npy", images[start : start + size])
+        np.save(root / name / "inputs.npy", images[start : start + size])
         ids = [files.sha256_bytes(payloads[row])[:32] for row in rows]
-        splits[name] = write_split(root / name, ids, [str(row) for row in rows], targets[start : start + size])
+        splits[name] = write_split(
+            root / name, packed_rows(ids, [str(row) for row in rows], targets[start : start + size]), images.shape[1:]
+        )
         start += size
     train = targets[: NUM_ROWS["train"]]
     is_classification = task == "image_classification"
     pixels = images[: NUM_ROWS["train"]] / 255
     manifest = PackedManifest(
-        format_version=1,
+        format_version=2,
         task=task,
         input=CONTRACT,
         classes=CLASSES if is_classification else [],
@@ -171,7 +174,7 @@ def _train(project: Project, manifest: PackedManifest) -> None:
     torch.manual_seed(0)
     network, split = build_network(spec).train(), project.split("train")
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    pixels, targets = torch.from_numpy(np.array(split.images)), torch.from_numpy(np.array(split.targets))
+    pixels, targets = torch.from_numpy(np.array(split.inputs)), torch.from_numpy(np.array(split.targets))
     for _ in range(40):
         optimizer.zero_grad()
         answer = network(pixels)
@@ -187,7 +190,7 @@ def _train(project: Project, manifest: PackedManifest) -> None:
 def trained(project: Project) -> Trained:
     network = project.network()
     card = ModelCard.model_validate_json((project.checkpoint / "model.json").read_text())
-    outputs = torch_answers(network, _output(project), project.split("test").images)
+    outputs = torch_answers(network, _output(project), project.split("test").inputs[:])
     measure = classification_metrics if project.task == "image_classification" else regression_metrics
     metrics = measure(project.split("test").targets, outputs, RESAMPLING)
     return Trained(network, project.task, CONTRACT, network.spec.classes, card.weights_sha256, metrics)
@@ -200,7 +203,7 @@ def _output(project: Project) -> Any:
 def _write_metrics(project: Project) -> None:
     (project.root / "metrics").mkdir()
     split = project.split("test")
-    outputs = torch_answers(project.network(), _output(project), split.images)
+    outputs = torch_answers(project.network(), _output(project), split.inputs[:])
     evaluation = Evaluation(
         project.task, project.network().spec.classes, split.ids, split.sources, split.targets, outputs, trained(project).metrics
     )
@@ -211,6 +214,6 @@ def _export(project: Project) -> None:
     content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     params = parse_params(content)
-    rows = ExportRows(project.split("train").images, project.split("val").images)
+    rows = ExportRows(project.split("train").inputs[:], project.split("val").inputs[:])
     with files.new_directory(project.bundle_root) as folder:
         write_bundle(folder, trained(project), rows, params.export, trace_lineage({}, []))

@@ -12,7 +12,7 @@ from slipway.preprocess import ImageContract
 LABELS = ["cat", "dog", "emu"]
 MACHINE = Machine(tensorrt_version="10.16.1", cuda_version="13.0", driver_version="13.1", gpu="H200", compute_capability="9.0")
 TENSORRT_FP16 = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
-CONTRACT = ImageContract(size_px=4, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CONTRACT = ImageContract(kind="images", transform=None, size_px=4, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 
 
 def write_small_bundle(root: Path, model: bytes = b"a graph", labels: list[str] = LABELS) -> LoadedBundle:
@@ -20,7 +20,7 @@ def write_small_bundle(root: Path, model: bytes = b"a graph", labels: list[str] 
     files.write_bytes(root / "model_fp16.onnx", model)
     manifest = Bundle.model_validate(
         {
-            "format_version": 1,
+            "format_version": 2,
             "task": "image_classification" if labels else "image_regression",
             "input": CONTRACT,
             "input_name": "image",

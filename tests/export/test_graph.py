@@ -18,7 +18,7 @@ from tests.export.conftest import Project
 
 pytestmark = pytest.mark.slow
 
-CONTRACT = ImageContract(size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b", "c"])
 VALUE = OutputContract(kind="value", labels=[])
 
@@ -76,7 +76,7 @@ def test_torch_and_the_exported_graph_agree_at_every_batch_size(classifier: Proj
             project.network(),
             bundle.model_bytes("fp32"),
             bundle.manifest.output,
-            project.split("test").images,
+            project.split("test").inputs,
             batch_sizes=[size],
             max_difference=1e-5,
         )

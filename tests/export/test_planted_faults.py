@@ -127,7 +127,7 @@ def test_a_broken_variant_is_the_guilty_hop_and_fp32_is_not(
 
 
 def test_a_layer_that_overflows_fp16_is_refused_by_name_before_it_is_written(classifier: Project) -> None:
-    graph, rows = classifier.bundle().model_bytes("fp32"), classifier.split("train").images
+    graph, rows = classifier.bundle().model_bytes("fp32"), classifier.split("train").inputs[:]
     fp16_graph(graph, rows)
     model = onnx.load_model_from_string(graph)
     scale_weights(1e6)(model)

@@ -27,7 +27,9 @@ FOR_TENSORRT = [variant for variant, targets in MEANT_FOR.items() if "tensorrt" 
 @pytest.fixture(scope="module")
 def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> LoadedBundle:
     """timm's resnet18, untrained, through the whole of `export`."""
-    contract = ImageContract(size_px=32, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
+    contract = ImageContract(
+        kind="images", transform=None, size_px=32, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6
+    )
     spec = NetworkSpec(
         task="image_classification", name="timm/resnet18", arguments={}, classes=["a", "b", "c"], input=contract,
         mean=[0.5] * 3, std=[0.25] * 3, target_scale=None,

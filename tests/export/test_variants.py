@@ -12,6 +12,7 @@ from slipway.errors import ParityError
 from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
 from slipway.runtime import open_onnx
 from tests.export.conftest import Project
+from tests.packed_rows import packed_split
 
 PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b"])
 VALUE = OutputContract(kind="value", labels=[])
@@ -32,7 +33,7 @@ class FixedRunner:
 def split(num_rows: int) -> PackedSplit:
     images = np.arange(num_rows, dtype=np.uint8)[:, None, None, None]
     ids = [f"{(number * 2654435761) % 2**64:016x}" for number in range(num_rows)]
-    return PackedSplit(images, np.zeros(num_rows), ids, ids)
+    return packed_split(images, np.zeros(num_rows), ids, ids)
 
 
 def scaled_graph(weight: float) -> bytes:
@@ -64,7 +65,7 @@ def pixels(value: int) -> NDArray[np.uint8]:
 def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order() -> None:
     whole = split(100)
     order = np.random.default_rng(0).permutation(100)
-    shuffled = PackedSplit(whole.images[order], whole.targets[order], [whole.ids[row] for row in order], whole.sources)
+    shuffled = packed_split(whole.inputs[order], whole.targets[order], [whole.ids[row] for row in order], whole.sources)
     chosen = set(calibration_rows(whole, 7, 20).ravel().tolist())
     assert len(chosen) == 20
     assert set(calibration_rows(shuffled, 7, 20).ravel().tolist()) == chosen
@@ -126,7 +127,7 @@ def test_a_broken_regressor_is_refused() -> None:
 
 @pytest.mark.slow
 def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier: Project) -> None:
-    bundle, images = classifier.bundle(), classifier.split("test").images
+    bundle, images = classifier.bundle(), classifier.split("test").inputs
     assert set(bundle.manifest.models) == set(PRECISION)
     targets = classifier.split("test").targets
     for variant in PRECISION:

@@ -17,9 +17,10 @@ from slipway.preprocess import ImageContract
 from slipway.training.networks import ImageNetwork, NetworkSpec, build_network, save_checkpoint
 from slipway.training.prediction import predict
 from tests.model_cards import model_card
+from tests.packed_rows import packed_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-INPUT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+INPUT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
 NUM_TEST_ROWS = 21
 CLASSES = ["ape", "bee", "<script>alert(1)</script>"]
 
@@ -52,16 +53,17 @@ def targets(task: Task) -> NDArray[np.float64]:
 
 def write_project(task: Task) -> None:
     """Everything that the evaluate stage reads, below the current directory."""
-    splits = {}
+    splits, wanted = {}, spec(task)
     for split in packed.SPLITS:
         folder = Path("data/packed", split)
         folder.mkdir(parents=True)
-        np.save(folder / "images.npy", images(NUM_TEST_ROWS))
+        np.save(folder / "inputs.npy", images(NUM_TEST_ROWS))
         ids = [f"{row:032x}" for row in range(NUM_TEST_ROWS)]
-        splits[split] = packed.write_split(folder, ids, [f"digits/{row}.png" for row in range(NUM_TEST_ROWS)], targets(task))
-    wanted = spec(task)
+        splits[split] = packed.write_split(
+            folder, packed_rows(ids, [f"digits/{row}.png" for row in range(NUM_TEST_ROWS)], targets(task)), wanted.input.shape
+        )
     manifest = PackedManifest(
-        format_version=1,
+        format_version=2,
         task=task,
         input=INPUT,
         classes=wanted.classes,

@@ -125,7 +125,7 @@ def test_a_gate_on_an_unknown_metric_is_refused_with_the_params(task: Task, name
 
 def test_an_altered_test_row_is_refused(project: Project) -> None:
     project("image_classification")
-    path = Path("data/packed/test/images.npy")
+    path = Path("data/packed/test/inputs.npy")
     payload = bytearray(path.read_bytes())
     payload[-1] ^= 1
     path.write_bytes(payload)

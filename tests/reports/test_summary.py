@@ -15,7 +15,7 @@ from slipway.preprocess import ImageContract
 from slipway.reports.summary import summary
 
 REASON = "no NVIDIA GPU: libcuda.so.1 cannot be loaded"
-INPUT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+INPUT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
 Backend = Literal["torch", "onnxruntime", "tensorrt", "http"]
 
 
@@ -51,7 +51,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
     labels = ["ape", "bee"] if task == "image_classification" else []
     names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
     manifest = Bundle(
-        format_version=1,
+        format_version=2,
         task=task,
         input=INPUT,
         input_name="image",

@@ -17,7 +17,9 @@ from slipway.preprocess import ImageContract
 
 SIZE_PX = 8
 LABELS = ["dark", "grey", "bright"]
-CONTRACT = ImageContract(size_px=SIZE_PX, channels=3, fit="stretch", interpolation="bilinear", max_pixels=50_000_000)
+CONTRACT = ImageContract(
+    kind="images", transform=None, size_px=SIZE_PX, channels=3, fit="stretch", interpolation="bilinear", max_pixels=50_000_000
+)
 WEIGHTS = np.random.default_rng(7).normal(size=(SIZE_PX * SIZE_PX * 3, len(LABELS))).astype(np.float32) / 800
 
 
@@ -66,7 +68,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     models: dict[str, ModelFile] = {"fp32": bundles.describe_model(root / "model_fp32.onnx", "fp32", ["cpu", "cuda"])}
     is_value = graph.graph.output[0].name == "value"
     manifest = Bundle(
-        format_version=1,
+        format_version=2,
         task="image_regression" if is_value else "image_classification",
         input=CONTRACT,
         input_name="image",

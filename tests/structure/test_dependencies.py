@@ -53,7 +53,7 @@ def allows(requirements: list[Requirement], name: str, version: str) -> bool:
 
 
 def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict[str, Any]) -> None:
-    assert set(project["project"]["optional-dependencies"]) == {"train", "export", "serve", "gpu", "dev"}
+    assert set(project["project"]["optional-dependencies"]) == {"train", "cluster", "export", "serve", "gpu", "dev"}
 
 
 @pytest.mark.parametrize("name", FLOORS)

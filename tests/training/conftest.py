@@ -12,10 +12,11 @@ from slipway.data import packed
 from slipway.data.augmentation import AugmentPlan, write_plan
 from slipway.preprocess import ImageContract
 from slipway.training.networks import NetworkSpec
+from tests.packed_rows import packed_rows, packed_split
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = {"width": 16, "blocks": [1, 1], "dropout": 0.1, "normalisation": "batch"}
-CONTRACT = ImageContract(size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
 
 
 def spec(**changes: Any) -> NetworkSpec:
@@ -40,7 +41,7 @@ def split_of(num_rows: int, start: int = 0) -> packed.PackedSplit:
     for image, target in zip(images, targets, strict=True):
         image[4 * target : 4 * target + 4] += 60
     ids = [files.sha256_bytes(f"{start + row}".encode())[:32] for row in range(num_rows)]
-    return packed.PackedSplit(images=images, targets=targets.astype(np.float64), ids=ids, sources=ids)
+    return packed_split(images, targets, ids, ids)
 
 
 def write_project(root: Path, **train: Any) -> Path:
@@ -49,10 +50,10 @@ def write_project(root: Path, **train: Any) -> Path:
     for name, num_rows in {"train": 150, "val": 61}.items():
         split, folder = split_of(num_rows, 1000 * len(splits)), root / "data/packed" / name
         folder.mkdir(parents=True)
-        np.save(folder / "images.npy", split.images)
-        splits[name] = packed.write_split(folder, split.ids, split.sources, split.targets)
+        np.save(folder / "inputs.npy", split.inputs[:])
+        splits[name] = packed.write_split(folder, packed_rows(split.ids, split.sources, split.targets), split.inputs.shape[1:])
     manifest = packed.PackedManifest(
-        format_version=1,
+        format_version=2,
         task="image_classification",
         input=CONTRACT,
         classes=["above", "below"],

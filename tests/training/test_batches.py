@@ -39,7 +39,7 @@ def test_another_epoch_has_another_order() -> None:
 
 def test_pixels_and_targets_belong_to_the_rows() -> None:
     batch = _training()[2, 1]
-    assert np.array_equal(batch.images.numpy(), SPLIT.images[batch.rows.numpy()])
+    assert np.array_equal(batch.inputs.numpy(), SPLIT.inputs[batch.rows.numpy()])
     assert np.array_equal(batch.targets.numpy(), SPLIT.targets[batch.rows.numpy()])
 
 
@@ -47,9 +47,9 @@ def test_offline_copies_are_rows_like_others() -> None:
     copies = split_of(20, start=500)
     batches = _training(splits=(SPLIT, copies), batch_size=123, limit=123)
     batch = batches[0, 0]
-    both = np.concatenate([SPLIT.images, copies.images])
+    both = np.concatenate([SPLIT.inputs, copies.inputs])
     assert sorted(batch.rows.tolist()) == list(range(123))
-    assert np.array_equal(batch.images.numpy(), both[batch.rows.numpy()])
+    assert np.array_equal(batch.inputs.numpy(), both[batch.rows.numpy()])
 
 
 def _collect(num_workers: int) -> list[Batch]:
@@ -72,7 +72,7 @@ def test_a_resumed_epoch_is_the_one_it_should_be_from_its_first_batch(num_worker
 def test_workers_change_nothing() -> None:
     for alone, shared in zip(_collect(0), _collect(2), strict=True):
         assert torch.equal(alone.rows, shared.rows)
-        assert torch.equal(alone.images, shared.images)
+        assert torch.equal(alone.inputs, shared.inputs)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -80,6 +80,6 @@ def test_worker_processes_and_pinned_memory_change_no_bit(tmp_path: Path) -> Non
 def test_answers_on_the_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
     project = write_project(tmp_path, strategy="single", precision="16-mixed", **ON_GPU)
     assert run_training(project).returncode == 0
-    images = split_of(32).images
+    images = split_of(32).inputs
     answers = [predict(load_network(project / "artifacts/checkpoint"), images, 8, device) for device in ("cpu", "cuda")]
     assert np.abs(answers[0] - answers[1]).max() < 1e-5

@@ -11,19 +11,20 @@ from slipway.data.packed import PackedManifest, PackedSplit
 from slipway.errors import IntegrityError, SchemaError
 from slipway.training.offline_copies import copy_id, write_copies
 from tests.data.pictures import CONTRACT, pixels
+from tests.packed_rows import packed_split
 
 PLAN = AugmentPlan(
     format_version=1, seed=7, rotation_deg=20, scale=(0.8, 1.2), crop_padding_px=2, horizontal_flip=0.5, vertical_flip=0.5, offline=None
 )
 IDS = [files.sha256_bytes(str(seed).encode())[:32] for seed in range(10)]
-TRAIN = PackedSplit(
-    images=np.stack([pixels(seed, CONTRACT.size_px) for seed in range(10)]),
+TRAIN = packed_split(
+    np.stack([pixels(seed, CONTRACT.size_px) for seed in range(10)]),
     targets=np.array([0.0, 1.0] * 5),
     ids=IDS,
     sources=[str(seed) for seed in range(10)],
 )
 MANIFEST = PackedManifest(
-    format_version=1, task="image_classification", input=CONTRACT, classes=["a", "b"], mean=[0.5], std=[0.5], target_scale=None, splits={}
+    format_version=2, task="image_classification", input=CONTRACT, classes=["a", "b"], mean=[0.5], std=[0.5], target_scale=None, splits={}
 )
 
 
@@ -47,7 +48,7 @@ def test_every_row_is_copied_under_an_id_of_its_own(tmp_path: Path) -> None:
 
 def test_no_two_copies_are_alike(tmp_path: Path) -> None:
     copies = write(tmp_path / "augmented")
-    everything = np.concatenate([TRAIN.images, copies.images])
+    everything = np.concatenate([TRAIN.inputs, copies.inputs])
     assert len({image.tobytes() for image in everything}) == 40
 
 
@@ -59,16 +60,16 @@ def test_copies_are_the_same_every_time(tmp_path: Path) -> None:
 
 def test_copies_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "augmented")
-    np.save(tmp_path / "augmented" / "train" / "images.npy", TRAIN.images)
+    np.save(tmp_path / "augmented" / "train" / "inputs.npy", TRAIN.inputs[:])
     with pytest.raises(SchemaError, match="expected 30"):
         open_augmented(tmp_path / "augmented", MANIFEST)
 
 
 def test_an_altered_copy_is_found(tmp_path: Path) -> None:
     write(tmp_path / "augmented")
-    path = tmp_path / "augmented" / "train" / "images.npy"
+    path = tmp_path / "augmented" / "train" / "inputs.npy"
     payload = bytearray(path.read_bytes())
     payload[-1] ^= 1
     path.write_bytes(payload)
-    with pytest.raises(IntegrityError, match=r"images\.npy was altered"):
+    with pytest.raises(IntegrityError, match=r"inputs\.npy was altered"):
         open_augmented(tmp_path / "augmented", MANIFEST, verify=True)

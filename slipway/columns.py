@@ -1,0 +1,192 @@
+"""The one way from a table's row to the numbers a network takes, for training and for serving.
+
+A column contract is fitted on the training split alone and travels in the bundle: kinds, bounds, categories, means,
+scales and what stands for a missing value. `read_row` refuses what the contract does not allow, under the name of a rule;
+`encode` turns typed columns into one float32 matrix. A value that the training rows never taught (a new category, a missing
+value where none was missing) is refused, never guessed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.contract import Contract
+from slipway.errors import CellError
+
+Kind = Literal["number", "category", "boolean", "date"]
+MAX_TEXT = 256  # characters of a category
+_SECONDS_PER_DAY = 86400
+_SHOWN_CATEGORIES = 8
+
+
+class ColumnType(Contract):
+    """What a column holds, inferred or as the user says."""
+
+    name: str
+    kind: Kind
+    required: bool  # a missing value is refused
+    min: float | None  # for numbers: smaller ones are refused
+    max: float | None
+
+
+class Column(ColumnType):
+    """A column as it was fitted on the training split."""
+
+    has_missing: bool  # training rows lack values here, so a missing (or unknown) one is allowed and has a meaning of its own
+    categories: list[str]  # by code - 1, code 0 is missing or unknown; empty for other kinds
+    mean: float  # of the numbers (dates: days since 1970 UTC; booleans: 0 and 1); 0 for categories
+    std: float  # above 0; 1 for categories
+    fill: float  # the median: what a missing value becomes; 0 for categories
+    quantiles: list[float]  # increasing, of numbers and dates, in the column's own unit; a network may cut its range there
+
+
+class ColumnContract(Contract):
+    """What a network takes: float32, laid out (rows, width).
+
+    First one standardised value for each number, boolean and date, in the order of `columns`; then 0 or 1 for each of these that
+    `has_missing`, 1 where it is missing; then the code of each category, a whole number from 0 to len(categories).
+    """
+
+    kind: Literal["columns"]
+    columns: list[Column]
+
+    @property
+    def numeric(self) -> list[Column]:
+        """Numbers, booleans and dates, in the order of their values."""
+        return [column for column in self.columns if column.kind != "category"]
+
+    @property
+    def indicated(self) -> list[Column]:
+        """Those of `numeric` that have an indicator, in its order."""
+        return [column for column in self.numeric if column.has_missing]
+
+    @property
+    def categorical(self) -> list[Column]:
+        """Categories, in the order of their codes."""
+        return [column for column in self.columns if column.kind == "category"]
+
+    @property
+    def shape(self) -> tuple[int]:
+        """(width,) of one row."""
+        return (len(self.numeric) + len(self.indicated) + len(self.categorical),)
+
+    @property
+    def dtype(self) -> type[np.float32]:
+        """Of the encoded rows."""
+        return np.float32
+
+
+Cell = float | str | None  # a typed value: category as text, everything else as a number; None is missing
+
+
+def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell]:
+    """The typed cells of one JSON object; CellError naming the column and the rule that it breaks.
+
+    Numbers are JSON numbers, categories strings, booleans true and false, dates ISO 8601 strings. null, or no key at all, is missing.
+    """
+    known = {column.name for column in contract.columns}
+    for name in row:
+        if name not in known:
+            raise CellError("unknown_column", str(name)[:80], f"there is no such column, expected {', '.join(sorted(known))}"[:1000])
+    return {column.name: read_cell(row.get(column.name), column) for column in contract.columns}
+
+
+def read_cell(value: Any, column: Column) -> Cell:
+    """One JSON value as a typed cell; CellError if the column does not take it."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if column.required or not column.has_missing:
+            raise CellError("missing_value", column.name, f"a value is missing, expected {_expected(column)}")
+        return None
+    cell = _typed(value, column)
+    if isinstance(cell, str):
+        if cell not in column.categories and not column.has_missing:
+            raise CellError("unknown_category", column.name, f"found {cell[:80]!r}, expected {_expected(column)}")
+        return cell
+    if (column.min is not None and cell < column.min) or (column.max is not None and cell > column.max):
+        raise CellError("out_of_range", column.name, f"found {cell:g}, expected {_expected(column)}")
+    return cell
+
+
+def encode(columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: ColumnContract) -> NDArray[np.float32]:
+    """(rows, width) float32 from typed columns: lists of cells, or float64 arrays with NaN where a number is missing.
+
+    CellError if a value is beyond float32's range once it is standardised.
+    """
+    values, indicators = [], []
+    for column in contract.numeric:
+        numbers = np.array(columns[column.name], dtype=np.float64)  # None becomes NaN
+        missing = np.isnan(numbers)
+        with np.errstate(over="ignore"):
+            standardised = ((np.where(missing, column.fill, numbers) - column.mean) / column.std).astype(np.float32)
+        if not np.isfinite(standardised).all():
+            raise CellError("out_of_range", column.name, "a number is too large to be standardised in 32 bits")
+        values.append(standardised)
+        if column.has_missing:
+            indicators.append(missing.astype(np.float32))
+    codes = [_codes(columns[column.name], column.categories) for column in contract.categorical]
+    return np.stack([*values, *indicators, *codes], axis=1) if contract.columns else np.empty((0, 0), np.float32)
+
+
+def encode_rows(rows: Sequence[Mapping[str, Cell]], contract: ColumnContract) -> NDArray[np.float32]:
+    """(rows, width) float32 from what `read_row` gave."""
+    return encode({column.name: [row[column.name] for row in rows] for column in contract.columns}, contract)
+
+
+def days_since_1970(moment: datetime) -> float:
+    """A date as a number; without a time zone it is UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp() / _SECONDS_PER_DAY
+
+
+def read_date(text: str) -> float:
+    """Days since 1970 UTC from ISO 8601; ValueError if it is none."""
+    return days_since_1970(datetime.fromisoformat(text.strip()))
+
+
+def _codes(cells: Sequence[Cell] | NDArray[Any], categories: list[str]) -> NDArray[np.float32]:
+    code = {category: position for position, category in enumerate(categories, start=1)}
+    return np.array([0 if cell is None else code.get(str(cell), 0) for cell in cells], dtype=np.float32)
+
+
+def _typed(value: Any, column: Column) -> float | str:
+    if column.kind == "category" and isinstance(value, str):
+        text = value.strip()
+        if len(text) <= MAX_TEXT:
+            return text
+    elif column.kind == "boolean" and isinstance(value, bool):
+        return float(value)
+    elif column.kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = _float(value)
+        if math.isfinite(number):
+            return number
+    elif column.kind == "date" and isinstance(value, (str, date)):
+        try:
+            return read_date(value if isinstance(value, str) else value.isoformat())
+        except (ValueError, OverflowError):
+            pass
+    raise CellError("type_violation", column.name, f"found {str(value)[:80]!r}, expected {_expected(column)}")
+
+
+def _float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def _expected(column: Column) -> str:
+    if column.kind == "category":
+        shown = ", ".join(column.categories[:_SHOWN_CATEGORIES])
+        return f"one of {len(column.categories)} categories: {shown}{', ...' * (len(column.categories) > _SHOWN_CATEGORIES)}"
+    if column.kind == "boolean":
+        return "true or false"
+    if column.kind == "date":
+        return "a date as ISO 8601 text, such as 2026-11-20 or 2026-11-20T12:00:00Z"
+    bounds = [f"at least {column.min:g}"] if column.min is not None else []
+    bounds += [f"at most {column.max:g}"] if column.max is not None else []
+    return " ".join(["a finite number", " and ".join(bounds)]).strip()
