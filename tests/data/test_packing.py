@@ -28,7 +28,7 @@ def data_set(count: int, task: Task = "image_classification") -> tuple[list[RawS
 def _row(entry: RawSample, index: int, task: Task) -> dict[str, Any]:
     sha256 = files.sha256_bytes(entry.payload)
     answer = {"label": "ba"[index % 2], "target": None} if task == "image_classification" else {"label": None, "target": float(index)}
-    facts = {
+    facts: dict[str, Any] = {
         "group": None,
         "width": 12,
         "height": 12,
