@@ -58,6 +58,18 @@ class Project:
             content[section].update(values)
         path.write_text(yaml.safe_dump(content, sort_keys=False))
 
+    def set_value(self, key: str, value: Any) -> None:
+        """Change one key of params.yaml, such as "clean.rules.blurred"."""
+        path = self.path / "params.yaml"
+        content = yaml.safe_load(path.read_text())
+        *sections, name = key.split(".")
+        section = content
+        for place in sections:
+            section = section[place]
+        assert section[name] != value, f"{key} is {value} already"
+        section[name] = value
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+
     @contextlib.contextmanager
     def service(self, line: str = "bentoml serve", **settings: str) -> Iterator[str]:
         """Run the service in a process of its own; its address. It is stopped at the end, by its id."""

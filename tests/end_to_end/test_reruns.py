@@ -1,0 +1,68 @@
+"""What one changed parameter costs: `dvc repro` with nothing to do is quick, and a change runs the stages that read it, no other."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.project import Project
+
+pytestmark = pytest.mark.slow
+
+# One key of each kind: read by one stage, by several, by an early one, by a late one.
+READERS: dict[str, tuple[Any, set[str]]] = {
+    "seed": (8, {"split", "augment", "train", "evaluate", "export", "verify"}),
+    "data.engine": ("ray", {"clean", "precompute"}),
+    "data.label_map": ({"Ring": "ring"}, {"clean"}),
+    "clean.blur_variance": (21.0, {"clean"}),
+    "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
+    "clean.num_workers": (1, {"clean"}),
+    "clean.rules.blurred": ("off", {"clean"}),
+    "split.assignment": ("exact", {"split"}),
+    "precompute.image_size_px": (20, {"precompute"}),
+    "augment.rotation_deg": (5.0, {"augment"}),
+    "train.learning_rate": (0.001, {"train"}),
+    "evaluate.batch_size": (64, {"evaluate"}),
+    "evaluate.confidence": (0.9, {"evaluate", "verify"}),
+    "export.calibration_rows": (16, {"export"}),
+    "compile.workspace_mib": (512, {"compile"}),
+    "verify.timing_rounds": (6, {"verify"}),
+}
+
+
+def stages_to_run(project: Project) -> set[str]:
+    """The stages that DVC finds changed by themselves; what follows from them is not among these."""
+    status: dict[str, Any] = json.loads(project.shell("dvc status --json").splitlines()[-1])
+    return set(status)
+
+
+@pytest.fixture
+def changed(finished: Project) -> Iterator[Project]:
+    """The finished project, whose params.yaml is put back afterwards."""
+    path = finished.path / "params.yaml"
+    before = path.read_bytes()
+    yield finished
+    path.write_bytes(before)
+
+
+@pytest.mark.parametrize("key", READERS)
+def test_a_changed_parameter_runs_the_stages_that_read_it_and_no_other(key: str, changed: Project) -> None:
+    value, readers = READERS[key]
+    changed.set_value(key, value)
+    assert stages_to_run(changed) == readers
+
+
+def test_nothing_changed_runs_nothing(finished: Project) -> None:
+    assert stages_to_run(finished) == set()
+
+
+def test_a_repro_with_nothing_to_do_takes_less_than_three_seconds(finished: Project) -> None:
+    def seconds() -> float:
+        begin = time.perf_counter()
+        finished.shell("dvc repro")
+        return time.perf_counter() - begin
+
+    assert statistics.median(seconds() for _ in range(5)) < 3
