@@ -9,11 +9,12 @@ A format version that is not known, a missing file or a changed byte is refused.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from slipway import files
+from slipway.columns import ColumnContract
 from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.preprocess import ImageContract
@@ -65,7 +66,7 @@ class Bundle(Contract):
 
     format_version: Literal[2]
     task: Task
-    input: ImageContract
+    input: Annotated[ImageContract | ColumnContract, Field(discriminator="kind")]
     input_name: str
     output: OutputContract
     output_name: str
