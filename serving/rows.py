@@ -7,6 +7,7 @@ A bad row refuses its whole request, and no row of it reaches the model.
 import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 from serving.decoding import Decoded
@@ -17,8 +18,8 @@ from slipway.columns import Cell, ColumnContract, encode_rows, read_cell, read_r
 from slipway.errors import CellError
 
 INLINE_BYTES = 4 << 10  # a longer body is read on a thread: it would hold up the event loop for milliseconds
-MAX_FAULTS = 100  # after so many it is enough
-_SHOWN_FAULTS = 3  # with their reasons, beside the first
+MAX_FAULTS = 100  # are found; after so many it is enough
+_SHOWN_FAULTS = 3  # are named, beside the first
 _SPARE_VALUES = 1024  # beyond what the rows can hold, so that unknown columns are named and not only counted
 
 
@@ -50,14 +51,15 @@ class RowDecoder:
             try:
                 cells.append(read_row(row, self._contract))
             except CellError:
-                faults += [(position, fault) for fault in cell_faults(row, self._contract)]
-                if len(faults) >= MAX_FAULTS:
+                found = islice(cell_faults(row, self._contract), MAX_FAULTS - len(faults))
+                faults += [(position, fault) for fault in found]
+                if len(faults) == MAX_FAULTS:
                     break
         if not faults:
             try:
                 return Decoded(encode_rows(cells, self._contract), is_list)
             except CellError:  # it cannot say in which row
-                faults = list(_too_large(cells, self._contract))
+                faults = list(islice(_too_large(cells, self._contract), MAX_FAULTS))
         raise _refusal(faults, is_list)
 
     def _require_few_values(self, found: int) -> None:
@@ -122,9 +124,8 @@ def _refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
     others = [f"{place} ({fault.rule})" for place, (_, fault) in zip(places[1:], faults[1:], strict=True)]
     message = f"{places[0]}: {first.detail}"
     if others:
-        num_more = len(others) - _SHOWN_FAULTS
-        count = f"{len(others)}{' or more' * (len(faults) >= MAX_FAULTS)}"
-        message += f". {count} more: {', '.join(others[:_SHOWN_FAULTS])}{', ...' * (num_more > 0)}"
+        count = f"At least {len(others)}" if len(faults) == MAX_FAULTS else str(len(others))
+        message += f". {count} more: {', '.join(others[:_SHOWN_FAULTS])}{', ...' * (len(others) > _SHOWN_FAULTS)}"
     return Refusal(first.rule, message, field=places[0])
 
 
