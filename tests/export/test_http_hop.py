@@ -90,9 +90,9 @@ def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_pat
     with service(bundle) as client:
         measured = client.measure(payloads(order=list(reversed(range(20)))), len(PAYLOADS), timing_rounds=2, actual=ACTUAL)
     expected = [list(answer_to(content, "")["probabilities"].values()) for content in PAYLOADS]
-    assert measured.outputs.tolist() == expected
-    assert measured.latency_ms > 0
-    assert measured.rows_per_second > 0
+    assert measured.alone.outputs.tolist() == expected
+    assert measured.alone.latency_ms > 0
+    assert measured.alone.rows_per_second > 0
 
 
 def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path) -> None:
