@@ -9,12 +9,11 @@ A format version that is not known, a missing file or a changed byte is refused.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from slipway import files
-from slipway.columns import ColumnContract
 from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.preprocess import ImageContract
@@ -66,7 +65,7 @@ class Bundle(Contract):
 
     format_version: Literal[2]
     task: Task
-    input: Annotated[ImageContract | ColumnContract, Field(discriminator="kind")]
+    input: ImageContract
     input_name: str
     output: OutputContract
     output_name: str
