@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from slipway.columns import Column, ColumnContract
+from slipway.input_contract import InputContract
 from slipway.preprocess import ImageContract
 
 _JSON_TYPES = {"number": "number", "category": "string", "boolean": "boolean", "date": "string"}
 
 
-def describe_input(contract: ImageContract | ColumnContract) -> dict[str, Any]:
+def describe_input(contract: InputContract) -> dict[str, Any]:
     """The contract as /model shows it; for a table with a row that can be sent as it is."""
     if isinstance(contract, ImageContract):
         return contract.model_dump(mode="json")

@@ -18,6 +18,7 @@ from slipway.bundle import Bundle, LoadedBundle, load_bundle
 from slipway.certificate import Certificate, check_certificate, read_certificate
 from slipway.columns import ColumnContract
 from slipway.errors import BundleError, SlipwayError
+from slipway.input_contract import InputContract
 from slipway.preprocess import ImageContract
 
 
@@ -111,7 +112,7 @@ def _require_usable_input(manifest: Bundle) -> None:
         )
 
 
-def example_inputs(contract: ImageContract | ColumnContract, num_rows: int) -> NDArray[Any]:
+def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:
     """(num_rows, ...) inputs that the network may meet, with many different values."""
     if isinstance(contract, ImageContract):
         pixels = np.arange(num_rows * int(np.prod(contract.shape)), dtype=np.uint64) % 251

@@ -9,7 +9,7 @@ from typing import Any
 
 from serving.description import describe_column, example_row
 from slipway.columns import ColumnContract
-from slipway.preprocess import ImageContract
+from slipway.input_contract import InputContract
 
 _TEMPLATE = Template(Path(__file__).with_name("index.html").read_text(encoding="utf-8"))
 _SHOWN_CATEGORIES = 12
@@ -18,7 +18,7 @@ _OTHERS = {"refused": "others are refused", "missing": "others count as missing"
 _HEAD = "<tr><th>Name</th><th>Takes</th><th>Required</th></tr>"
 
 
-def render_page(contract: ImageContract | ColumnContract | None, address: str) -> bytes:
+def render_page(contract: InputContract | None, address: str) -> bytes:
     """The page for a model with this input, or for none that is ready; `address` is host and port."""
     if isinstance(contract, ColumnContract):
         parts = _table_parts(contract, address)
