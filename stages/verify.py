@@ -9,6 +9,7 @@ from slipway.certificate import Hop, write_certificate
 from slipway.columns import ColumnContract
 from slipway.command import run_stage
 from slipway.data.sources import read_samples
+from slipway.data.table_source import read_json_rows
 from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.passport import PASSPORT
@@ -74,7 +75,6 @@ def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle,
 
 def _payloads(params: Params, rows: "TestRows", bundle: LoadedBundle) -> "Iterator[Payload]":
     """The test rows as they lie in the raw data."""
-    from slipway.data.table_source import read_json_rows
     from slipway.export.http_hop import original_payloads, row_payloads
 
     wanted, contract = set(rows.sources), bundle.manifest.input
