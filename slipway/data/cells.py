@@ -81,15 +81,15 @@ def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
 def is_missing(raw: RawColumn) -> NDArray[np.bool_]:
     """(U,) which distinct cells mean that there is none."""
     if raw.stored == "number":
-        return np.isnan(_numpy(raw.values))
+        return np.isnan(_floats(raw.values))
     if raw.stored == "text":
-        return _numpy(pc.is_in(pc.utf8_lower(raw.values), pa.array(MISSING_WORDS)))
+        return _flags(pc.is_in(pc.utf8_lower(raw.values), pa.array(MISSING_WORDS)))
     return np.zeros(len(raw.values), bool)
 
 
 def _numbers(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
-    values = _parsed(raw.values, missing) if raw.stored == "text" else _numpy(raw.values.cast(pa.float64()))
+    values = _parsed(raw.values, missing) if raw.stored == "text" else _floats(raw.values.cast(pa.float64()))
     finite = np.isfinite(values)
     return np.where(finite, values + 0.0, np.nan), _states(missing, finite)  # + 0.0: there is no -0
 
@@ -101,16 +101,16 @@ def _parsed(text: pa.Array, missing: NDArray[np.bool_]) -> NDArray[np.float64]:
         numbers = present.cast(pa.float64())
     except pa.ArrowInvalid:
         numbers = pc.if_else(pc.match_substring_regex(present, _NUMBER), present, None).cast(pa.float64())
-    return _numpy(numbers.fill_null(math.nan))
+    return _floats(numbers.fill_null(math.nan))
 
 
 def _booleans(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
     if raw.stored == "text":
         words = pc.utf8_lower(raw.values)
-        true, false = (_numpy(pc.is_in(words, pa.array(known))) for known in ((*TRUE_WORDS, "1"), (*FALSE_WORDS, "0")))
+        true, false = (_flags(pc.is_in(words, pa.array(known))) for known in ((*TRUE_WORDS, "1"), (*FALSE_WORDS, "0")))
     else:
-        numbers = _numpy(raw.values.cast(pa.float64()))
+        numbers = _floats(raw.values.cast(pa.float64()))
         true, false = numbers == 1, numbers == 0
     return np.where(true, 1.0, np.where(false, 0.0, np.nan)), _states(missing, true | false)
 
@@ -119,7 +119,7 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
     values = np.full(len(raw.values), np.nan)
     if raw.stored == "text":
-        for index in np.flatnonzero(_numpy(pc.match_substring_regex(raw.values, _DATE))):
+        for index in np.flatnonzero(_flags(pc.match_substring_regex(raw.values, _DATE))):
             try:
                 values[index] = read_date(raw.values[int(index)].as_py())
             except (ValueError, OverflowError):  # the 31st of February
@@ -148,8 +148,12 @@ def _states(missing: NDArray[np.bool_], good: NDArray[np.bool_]) -> NDArray[np.u
     return np.where(missing, MISSING, np.where(good, GOOD, BAD)).astype(np.uint8)
 
 
-def _numpy(array: pa.Array) -> NDArray[np.generic]:
-    return array.to_numpy(zero_copy_only=False)
+def _floats(array: pa.Array) -> NDArray[np.float64]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), np.float64)
+
+
+def _flags(array: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[list[str], int]:

@@ -64,7 +64,7 @@ def read_json_rows(
         )
     columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
     digests, _ = row_digests(identified_columns(raw, data), rows)
-    for row, digest in zip(rows, digests, strict=True):
+    for row, digest in zip(rows.tolist(), digests, strict=True):
         yield str(raw.numbers[row]), digest[:ID_DIGITS], {column.name: json_cell(column, typed, clean, row) for column, typed in columns}
 
 
