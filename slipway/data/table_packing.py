@@ -56,8 +56,8 @@ def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float3
     try:
         return encode(columns, contract)
     except CellError as error:
-        numbers = np.abs(columns[error.column])
-        raise DataError(f"{error}: up to {np.nanmax(numbers):g}. Give the column a min and max in data.columns, or ignore it.") from error
+        largest = max(abs(value) for value in pc.min_max(cells[error.column].cast(pa.float64())).as_py().values())
+        raise DataError(f"{error}: up to {largest:g}. Give the column a min and max in data.columns, or ignore it.") from error
 
 
 def _as_sequence(column: pa.ChunkedArray) -> list[str | None] | NDArray[np.float64]:
