@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway import files
 from slipway.columns import MAX_TEXT, Kind, read_date
 from slipway.data.raw_tables import RawColumn
 
@@ -156,31 +155,40 @@ def _flags(array: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
 
 
-def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[list[str], int]:
-    """The hex SHA-256 of each of the rows by their cells in all `columns`, and how many bytes were digested for each."""
+def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], int]:
+    """(len(rows), 32) the SHA-256 of each row by its cells in all `columns`, and how many bytes were digested for each."""
     ordered = sorted(columns, key=lambda column: column.name)
-    header = hashlib.sha256(files.canonical_json([column.name for column in ordered]).encode())
     fields = [_canonical(column)[column.codes[rows]] for column in ordered]
-    matrix = np.concatenate(fields, axis=1) if fields else np.empty((len(rows), 0), np.uint8)
+    matrix = np.concatenate(fields, axis=1) if fields else np.zeros((len(rows), 1), np.uint8)
     width, content = matrix.shape[1], memoryview(matrix.tobytes())
-    digests = []
-    for begin in range(0, len(rows) * width, width or 1):
-        digest = header.copy()
-        digest.update(content[begin : begin + width])
-        digests.append(digest.hexdigest())
-    return digests, width
+    digests = b"".join([hashlib.sha256(content[begin : begin + width]).digest() for begin in range(0, len(content), width)])
+    return np.frombuffer(digests, np.uint8).reshape(len(rows), -1), width
+
+
+def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
+    """(N, bytes) as N strings of hex digits."""
+    num_rows, width = digests.shape
+    offsets = np.arange(num_rows + 1, dtype=np.int64) * 2 * width
+    text = pa.py_buffer(digests.tobytes().hex().encode())
+    return pa.Array.from_buffers(pa.large_string(), num_rows, [None, pa.py_buffer(offsets), text]).cast(pa.string())
 
 
 def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
-    """(U + 1, 16) the same for equal cells: a number's float64, a text's digest, or zeros where there is none."""
+    """(U + 1, 16) the same for equal cells of columns of one name: a mark, then the name with a number's float64, or a text's digest."""
+    name = _digest(raw.name, size=7)
     cells = np.zeros((len(raw.values) + 1, _CELL_BYTES), np.uint8)
-    numbers, states = _numbers(raw)
+    cells[:, 1:8] = np.frombuffer(name, np.uint8)
+    is_number = np.zeros(len(raw.values), bool)
     if raw.stored != "boolean":
-        cells[:-1][states == GOOD, 0] = _NUMBER_MARK
-        cells[:-1, 8:][states == GOOD] = numbers[states == GOOD].astype("<f8").view(np.uint8).reshape(-1, 8)
-    others = np.flatnonzero(states == BAD) if raw.stored != "boolean" else range(len(raw.values))
-    for index in others:
+        numbers, states = _numbers(raw)
+        is_number = states == GOOD
+        cells[:-1][is_number, 0] = _NUMBER_MARK
+        cells[:-1][is_number, 8:] = numbers[is_number].astype("<f8").view(np.uint8).reshape(-1, 8)
+    for index in np.flatnonzero(~is_number & ~is_missing(raw)):
         text = _as_text(raw.values[int(index)].as_py())
-        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=_CELL_BYTES - 1).digest()
-        cells[index] = np.frombuffer(bytes([_TEXT_MARK]) + digest, np.uint8)
+        cells[index] = np.frombuffer(bytes([_TEXT_MARK]) + _digest(text, _CELL_BYTES - 1, key=name), np.uint8)
     return cells
+
+
+def _digest(text: str, size: int, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=size, key=key).digest()

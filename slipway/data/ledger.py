@@ -4,7 +4,7 @@ Cells are named one by one; a row that breaks several rules is refused under the
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -33,15 +33,19 @@ class BadCell(NamedTuple):
 
 
 class Ledger:
-    """Verdicts on the rows 0 to N - 1, whose names are `sources` (N,)."""
+    """Verdicts on the rows 0 to N - 1, whose numbers in the file are `numbers` (N,)."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
-        self.sources = sources
-        self.alive: NDArray[np.bool_] = np.ones(len(sources), bool)  # not refused so far
+    def __init__(self, numbers: NDArray[np.int64]) -> None:
+        self.numbers = numbers
+        self.alive: NDArray[np.bool_] = np.ones(len(numbers), bool)  # not refused so far
         self.refused: dict[int, list[tuple[str, str]]] = defaultdict(list)  # rule and detail by row, in the order of the rules
         self.flagged: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))  # details by row and rule
         self.corrections: dict[int, list[str]] = defaultdict(list)
         self.bad_cells: list[tuple[BadCell, Action]] = []
+
+    def source(self, row: int) -> str:
+        """What the row is called in the tables."""
+        return str(self.numbers[row])
 
     def apply(self, action: Action, rule: str, verdicts: Iterable[tuple[int, str]]) -> None:
         """Refuse or flag each (row, detail)."""
@@ -65,7 +69,7 @@ class Ledger:
     def quarantine(self, malformed: Iterable[tuple[int, str]]) -> pa.Table:
         """`rows.QUARANTINE` of the refused rows and the malformed ones (number and detail)."""
         records = [self._record(str(number), [("malformed_row", detail)]) for number, detail in malformed]
-        records += [self._record(self.sources[row], verdicts) for row, verdicts in self.refused.items()]
+        records += [self._record(self.source(row), verdicts) for row, verdicts in self.refused.items()]
         return pa.Table.from_pylist(sorted(records, key=lambda record: (record["rule"], int(record["source"]))), schema=QUARANTINE)
 
     @staticmethod
@@ -77,7 +81,7 @@ class Ledger:
     def flags(self) -> list[tuple[str, str, str]]:
         """(rule, source, detail) of each rule that a kept row breaks."""
         return [
-            (rule, self.sources[row], "; ".join(details))
+            (rule, self.source(row), "; ".join(details))
             for row, rules in self.flagged.items()
             if self.alive[row]
             for rule, details in rules.items()
@@ -87,7 +91,7 @@ class Ledger:
         """`BAD_CELLS`, by row and column."""
         cells = sorted(self.bad_cells, key=lambda entry: entry[0][:3])
         columns = [
-            [self.sources[cell.row] for cell, _ in cells],
+            [self.source(cell.row) for cell, _ in cells],
             [cell.column for cell, _ in cells],
             [cell.rule for cell, _ in cells],
             [cell.value for cell, _ in cells],

@@ -4,7 +4,7 @@ Nothing is repaired or dropped in silence: kept + quarantined == read. The resul
 order of its rows and columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slipway.columns import MAX_TEXT, ColumnType
-from slipway.data.cells import BAD, GOOD, TypedColumn, is_missing, row_digests, shown_cell, typed_column
+from slipway.data.cells import BAD, GOOD, TypedColumn, hex_strings, is_missing, row_digests, shown_cell, typed_column
 from slipway.data.clean_report import ColumnSummary
 from slipway.data.cleaning import Cleaned
 from slipway.data.column_rules import dropped_columns
@@ -23,7 +23,7 @@ from slipway.data.outliers import robust_deviations
 from slipway.data.raw_tables import RawColumn, RawTable
 from slipway.data.rows import ROWS
 from slipway.data.table_files import CELL_TYPES, ID_COLUMN
-from slipway.data.table_source import ID_DIGITS, identified_columns
+from slipway.data.table_source import DIGEST_BYTES, ID_DIGITS, identified_columns
 from slipway.data.table_targets import Annotations, annotate
 from slipway.data.twins import judge_twins, refuse_duplicates
 from slipway.errors import DataError
@@ -52,7 +52,7 @@ class _Input:
 def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedTable:
     """Read, check and compare every row; DataError if the columns are not those that the params name."""
     check_columns(raw, data)
-    ledger = Ledger([str(number) for number in raw.numbers])
+    ledger = Ledger(raw.numbers)
     annotations = annotate(raw, data, clean, ledger)
     guesses = column_types({name: raw.columns[name] for name in input_names(raw, data)}, data.columns)
     inputs = [_read_input(raw, guess, data, clean, ledger) for guess in guesses if guess.kind != "ignore"]
@@ -64,10 +64,10 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     kept = [column for column in inputs if column.type.name not in dropped]
     if not kept:
         raise DataError(_no_inputs(ignored | dropped))
-    rows = _compare(raw, data, clean, kept, annotations, ledger)
+    order, rows = _compare(raw, data, clean, kept, annotations, ledger)
     return CleanedTable(
         cleaned=Cleaned(rows, ledger.quarantine(raw.malformed), raw.num_read),
-        cells=_cells(kept, np.searchsorted(raw.numbers, rows["source"].cast(pa.int64()).to_numpy()), rows),
+        cells=_cells(kept, order, rows),
         types=[column.type for column in kept],
         ledger=ledger,
         columns=_summaries(raw, guesses, inputs, ignored | dropped, noted),
@@ -181,45 +181,64 @@ def _find_outliers(inputs: Sequence[_Input], annotations: Annotations, target: R
 
 def _compare(
     raw: RawTable, data: DataParams, clean: CleanParams, inputs: Sequence[_Input], annotations: Annotations, ledger: Ledger
-) -> pa.Table:
-    """`rows.ROWS` of what is left when the rows have been compared with each other, by id."""
+) -> tuple[NDArray[np.int64], pa.Table]:
+    """What is left when the rows have been compared with each other, by id: their positions, and `rows.ROWS`."""
     alive = np.flatnonzero(ledger.alive)
-    digests, num_bytes = row_digests(identified_columns(raw, data), alive)
-    refuse_duplicates(digests, alive, ledger)
-    sha256 = dict(zip(alive.tolist(), digests, strict=True))
+    digests = np.zeros((len(ledger.alive), DIGEST_BYTES), np.uint8)
+    digests[alive], num_bytes = row_digests(identified_columns(raw, data), alive)
+    refuse_duplicates(digests[alive], alive, ledger)
     keys = [np.where(column.present, column.typed.keys, 0) for column in inputs]
-    clusters = judge_twins(keys, annotations, sha256, clean.rules, ledger)
-    order = sorted(np.flatnonzero(ledger.alive).tolist(), key=sha256.__getitem__)
-    return _rows(order, sha256, clusters, num_bytes, annotations, ledger)
+    clusters = judge_twins(keys, annotations, digests, clean.rules, ledger)
+    left = np.flatnonzero(ledger.alive)
+    words = digests[left].view(">u8")  # (rows, 4), in the order of the hex digits
+    order = left[np.lexsort(words.T[::-1])]
+    return order, _rows(order, digests, clusters, num_bytes, annotations, ledger)
 
 
 def _rows(
-    order: list[int], sha256: dict[int, str], clusters: dict[int, str], num_bytes: int, annotations: Annotations, ledger: Ledger
+    order: NDArray[np.int64],
+    digests: NDArray[np.uint8],
+    clusters: dict[int, int],
+    num_bytes: int,
+    annotations: Annotations,
+    ledger: Ledger,
 ) -> pa.Table:
-    empty = pa.nulls(len(order))
+    size = len(order)
+    cluster = np.full(len(ledger.alive), None, object)
+    cluster[list(clusters)] = [digests[first].tobytes().hex()[:ID_DIGITS] for first in clusters.values()]
     columns = {
-        "id": [sha256[row][:ID_DIGITS] for row in order],
-        "source": [ledger.sources[row] for row in order],
+        "id": hex_strings(digests[order, : ID_DIGITS // 2]),
+        "source": pa.array(ledger.numbers[order]).cast(pa.string()),
         "label": _taken(annotations.labels, order),
         "target": _taken(annotations.targets, order),
         "group": _taken(annotations.groups, order),
         "time": _taken(annotations.times, order),
         "weight": _taken(annotations.weights, order),
         "given_split": _taken(annotations.given_splits, order),
-        "cluster": [clusters[row][:ID_DIGITS] if row in clusters else None for row in order],
-        "width": empty.cast(pa.int32()),
-        "height": empty.cast(pa.int32()),
-        "bytes": [num_bytes] * len(order),
-        "sha256": [sha256[row] for row in order],
-        "flags": [sorted(ledger.flagged[row]) if row in ledger.flagged else [] for row in order],
-        "corrections": [ledger.corrections.get(row, []) for row in order],
+        "cluster": cluster[order],
+        "width": pa.nulls(size, pa.int32()),
+        "height": pa.nulls(size, pa.int32()),
+        "bytes": np.full(size, num_bytes),
+        "sha256": hex_strings(digests[order]),
+        "flags": _lists({row: sorted(rules) for row, rules in ledger.flagged.items()}, order),
+        "corrections": _lists(ledger.corrections, order),
     }
     return pa.table(columns, schema=ROWS)
 
 
-def _taken(values: NDArray[np.float64] | NDArray[np.object_] | None, order: list[int]) -> list[float | str | None]:
-    taken: list[float | str | None] = [None] * len(order) if values is None else values[order].tolist()
-    return taken
+def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
+    """A list for each of the rows at `order`, most of them empty."""
+    position = {int(order[index]): int(index) for index in np.flatnonzero(np.isin(order, list(texts)))}
+    rows = sorted(position, key=position.__getitem__)
+    lengths = np.zeros(len(order) + 1, np.int32)
+    for row in rows:
+        lengths[position[row] + 1] = len(texts[row])
+    flat = [text for row in rows for text in texts[row]]
+    return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), pa.array(flat, pa.string()))
+
+
+def _taken(values: NDArray[np.float64] | NDArray[np.object_] | None, order: NDArray[np.int64]) -> NDArray[np.generic] | pa.Array:
+    return pa.nulls(len(order)) if values is None else values[order]
 
 
 def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -> pa.Table:

@@ -18,24 +18,23 @@ _MAX_SHOWN = 3
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
-def refuse_duplicates(digests: Sequence[str], rows: NDArray[np.int64], ledger: Ledger) -> None:
-    """Of the `rows` with equal digests (hex SHA-256, one for each of them) keep the first."""
-    keys = np.array([int(digest[:16], 16) for digest in digests], np.uint64)
-    for group in _groups(keys, lambda index: digests[index]):
+def refuse_duplicates(digests: NDArray[np.uint8], rows: NDArray[np.int64], ledger: Ledger) -> None:
+    """Of the `rows` with equal `digests` (len(rows), 32) keep the first."""
+    for group in _groups(digests[:, :8].copy().view(np.uint64).ravel(), lambda index: digests[index].tobytes()):
         first, *others = (int(rows[index]) for index in group)
-        detail = f"the same row as {ledger.sources[first]}"
+        detail = f"the same row as {ledger.source(first)}"
         ledger.apply("refuse", "exact_duplicate", ((row, detail) for row in others))
 
 
 def judge_twins(
-    inputs: Sequence[NDArray[np.int64]], annotations: Annotations, ids: dict[int, str], rules: RuleParams, ledger: Ledger
-) -> dict[int, str]:
-    """Apply the rules on rows with equal `inputs` (keys (N,) of each column); the cluster of each row that has one."""
+    inputs: Sequence[NDArray[np.int64]], annotations: Annotations, digests: NDArray[np.uint8], rules: RuleParams, ledger: Ledger
+) -> dict[int, int]:
+    """Apply the rules on rows with equal `inputs` (keys (N,) of each column): by row, its twin of the smallest digest (N, 32)."""
     rows = np.flatnonzero(ledger.alive)
     matrix = np.stack([keys[rows] for keys in inputs], axis=1)
-    clusters: dict[int, str] = {}
+    clusters: dict[int, int] = {}
     for group in _groups(_mixed(matrix), lambda index: matrix[index].tobytes()):
-        twins = sorted((int(rows[index]) for index in group), key=lambda row: ids[row])
+        twins = sorted((int(rows[index]) for index in group), key=lambda row: digests[row].tobytes())
         _judge_conflict(twins, annotations, rules, ledger)
         left = [row for row in twins if ledger.alive[row]]
         if len(left) < 2 or rules.near_duplicate == "off":
@@ -45,7 +44,7 @@ def judge_twins(
         detail = f"the same inputs as {_names([row for row in left if row != named[0]] or left, ledger)}"
         ledger.apply(rules.near_duplicate, "near_duplicate", ((row, detail) for row in named))
         if rules.near_duplicate == "flag":
-            clusters |= dict.fromkeys(left, ids[first])
+            clusters |= dict.fromkeys(left, first)
     return clusters
 
 
@@ -62,7 +61,7 @@ def _judge_conflict(twins: list[int], annotations: Annotations, rules: RuleParam
 
 
 def _names(rows: list[int], ledger: Ledger) -> str:
-    return ", ".join(ledger.sources[row] for row in sorted(rows)[:_MAX_SHOWN]) + ", ..." * (len(rows) > _MAX_SHOWN)
+    return ", ".join(ledger.source(row) for row in sorted(rows)[:_MAX_SHOWN]) + ", ..." * (len(rows) > _MAX_SHOWN)
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
