@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway import files
 from slipway.columns import MAX_TEXT, Kind, read_date
 from slipway.data.raw_tables import RawColumn
 
@@ -81,15 +80,15 @@ def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
 def is_missing(raw: RawColumn) -> NDArray[np.bool_]:
     """(U,) which distinct cells mean that there is none."""
     if raw.stored == "number":
-        return np.isnan(_numpy(raw.values))
+        return np.isnan(_floats(raw.values))
     if raw.stored == "text":
-        return _numpy(pc.is_in(pc.utf8_lower(raw.values), pa.array(MISSING_WORDS)))
+        return _flags(pc.is_in(pc.utf8_lower(raw.values), pa.array(MISSING_WORDS)))
     return np.zeros(len(raw.values), bool)
 
 
 def _numbers(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
-    values = _parsed(raw.values, missing) if raw.stored == "text" else _numpy(raw.values.cast(pa.float64()))
+    values = _parsed(raw.values, missing) if raw.stored == "text" else _floats(raw.values.cast(pa.float64()))
     finite = np.isfinite(values)
     return np.where(finite, values + 0.0, np.nan), _states(missing, finite)  # + 0.0: there is no -0
 
@@ -101,16 +100,16 @@ def _parsed(text: pa.Array, missing: NDArray[np.bool_]) -> NDArray[np.float64]:
         numbers = present.cast(pa.float64())
     except pa.ArrowInvalid:
         numbers = pc.if_else(pc.match_substring_regex(present, _NUMBER), present, None).cast(pa.float64())
-    return _numpy(numbers.fill_null(math.nan))
+    return _floats(numbers.fill_null(math.nan))
 
 
 def _booleans(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
     if raw.stored == "text":
         words = pc.utf8_lower(raw.values)
-        true, false = (_numpy(pc.is_in(words, pa.array(known))) for known in ((*TRUE_WORDS, "1"), (*FALSE_WORDS, "0")))
+        true, false = (_flags(pc.is_in(words, pa.array(known))) for known in ((*TRUE_WORDS, "1"), (*FALSE_WORDS, "0")))
     else:
-        numbers = _numpy(raw.values.cast(pa.float64()))
+        numbers = _floats(raw.values.cast(pa.float64()))
         true, false = numbers == 1, numbers == 0
     return np.where(true, 1.0, np.where(false, 0.0, np.nan)), _states(missing, true | false)
 
@@ -119,7 +118,7 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     missing = is_missing(raw)
     values = np.full(len(raw.values), np.nan)
     if raw.stored == "text":
-        for index in np.flatnonzero(_numpy(pc.match_substring_regex(raw.values, _DATE))):
+        for index in np.flatnonzero(_flags(pc.match_substring_regex(raw.values, _DATE))):
             try:
                 values[index] = read_date(raw.values[int(index)].as_py())
             except (ValueError, OverflowError):  # the 31st of February
@@ -148,35 +147,48 @@ def _states(missing: NDArray[np.bool_], good: NDArray[np.bool_]) -> NDArray[np.u
     return np.where(missing, MISSING, np.where(good, GOOD, BAD)).astype(np.uint8)
 
 
-def _numpy(array: pa.Array) -> NDArray[np.generic]:
-    return array.to_numpy(zero_copy_only=False)
+def _floats(array: pa.Array) -> NDArray[np.float64]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), np.float64)
 
 
-def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[list[str], int]:
-    """The hex SHA-256 of each of the rows by their cells in all `columns`, and how many bytes were digested for each."""
+def _flags(array: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], int]:
+    """(len(rows), 32) the SHA-256 of each row by its cells in all `columns`, and how many bytes were digested for each."""
     ordered = sorted(columns, key=lambda column: column.name)
-    header = hashlib.sha256(files.canonical_json([column.name for column in ordered]).encode())
     fields = [_canonical(column)[column.codes[rows]] for column in ordered]
-    matrix = np.concatenate(fields, axis=1) if fields else np.empty((len(rows), 0), np.uint8)
+    matrix = np.concatenate(fields, axis=1) if fields else np.zeros((len(rows), 1), np.uint8)
     width, content = matrix.shape[1], memoryview(matrix.tobytes())
-    digests = []
-    for begin in range(0, len(rows) * width, width or 1):
-        digest = header.copy()
-        digest.update(content[begin : begin + width])
-        digests.append(digest.hexdigest())
-    return digests, width
+    digests = b"".join([hashlib.sha256(content[begin : begin + width]).digest() for begin in range(0, len(content), width)])
+    return np.frombuffer(digests, np.uint8).reshape(len(rows), -1), width
+
+
+def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
+    """(N, bytes) as N strings of hex digits."""
+    num_rows, width = digests.shape
+    offsets = np.arange(num_rows + 1, dtype=np.int64) * 2 * width
+    text = pa.py_buffer(digests.tobytes().hex().encode())
+    return pa.Array.from_buffers(pa.large_string(), num_rows, [None, pa.py_buffer(offsets), text]).cast(pa.string())
 
 
 def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
-    """(U + 1, 16) the same for equal cells: a number's float64, a text's digest, or zeros where there is none."""
+    """(U + 1, 16) the same for equal cells of columns of one name: a mark, then the name with a number's float64, or a text's digest."""
+    name = _digest(raw.name, size=7)
     cells = np.zeros((len(raw.values) + 1, _CELL_BYTES), np.uint8)
-    numbers, states = _numbers(raw)
+    cells[:, 1:8] = np.frombuffer(name, np.uint8)
+    is_number = np.zeros(len(raw.values), bool)
     if raw.stored != "boolean":
-        cells[:-1][states == GOOD, 0] = _NUMBER_MARK
-        cells[:-1, 8:][states == GOOD] = numbers[states == GOOD].astype("<f8").view(np.uint8).reshape(-1, 8)
-    others = np.flatnonzero(states == BAD) if raw.stored != "boolean" else range(len(raw.values))
-    for index in others:
+        numbers, states = _numbers(raw)
+        is_number = states == GOOD
+        cells[:-1][is_number, 0] = _NUMBER_MARK
+        cells[:-1][is_number, 8:] = numbers[is_number].astype("<f8").view(np.uint8).reshape(-1, 8)
+    for index in np.flatnonzero(~is_number & ~is_missing(raw)):
         text = _as_text(raw.values[int(index)].as_py())
-        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=_CELL_BYTES - 1).digest()
-        cells[index] = np.frombuffer(bytes([_TEXT_MARK]) + digest, np.uint8)
+        cells[index] = np.frombuffer(bytes([_TEXT_MARK]) + _digest(text, _CELL_BYTES - 1, key=name), np.uint8)
     return cells
+
+
+def _digest(text: str, size: int, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=size, key=key).digest()

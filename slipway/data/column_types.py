@@ -43,16 +43,16 @@ def _said(name: str, said: ColumnParams) -> ColumnGuess:
     return ColumnGuess(name, said.kind, "data.columns says so" if said.kind == "ignore" else "")
 
 
-def column_type(guess: ColumnGuess, said: ColumnParams | None) -> ColumnType:
-    """The contract of a column that is an input; DataError's business is the caller's."""
+def column_type(guess: ColumnGuess, said: ColumnParams | None, with_bounds: bool = True) -> ColumnType:
+    """The contract of a column that is an input, with the user's bounds, if wanted."""
     if guess.kind == "ignore":
         raise AssertionError(f"{guess.name!r} is no input")
     return ColumnType(
         name=guess.name,
         kind=guess.kind,
         required=said is not None and said.required,
-        min=said.min if said else None,
-        max=said.max if said else None,
+        min=said.min if said and with_bounds else None,
+        max=said.max if said and with_bounds else None,
     )
 
 

@@ -19,7 +19,8 @@ from slipway.errors import DataError, IntegrityError
 from slipway.params import CleanParams, DataParams
 
 TABLES = (".parquet", ".pq", ".csv")
-ID_DIGITS = 32
+DIGEST_BYTES = 32  # SHA-256
+ID_DIGITS = 32  # hex, the beginning of it
 
 JsonRow = dict[str, float | str | bool | None]
 
@@ -64,8 +65,9 @@ def read_json_rows(
         )
     columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
     digests, _ = row_digests(identified_columns(raw, data), rows)
-    for row, digest in zip(rows, digests, strict=True):
-        yield str(raw.numbers[row]), digest[:ID_DIGITS], {column.name: json_cell(column, typed, clean, row) for column, typed in columns}
+    for row, digest in zip(rows.tolist(), digests, strict=True):
+        cells = {column.name: json_cell(column, typed, clean, row) for column, typed in columns}
+        yield str(raw.numbers[row]), digest.tobytes().hex()[:ID_DIGITS], cells
 
 
 def json_cell(column: ColumnType, typed: TypedColumn, clean: CleanParams, row: int) -> float | str | bool | None:
