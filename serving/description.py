@@ -24,15 +24,15 @@ def describe_column(column: Column) -> dict[str, Any]:
     """One column: what it takes, whether it may be missing, and for categories what happens to others."""
     described = {"name": column.name, "kind": column.kind, "required": is_required(column)}
     if column.kind == "category":
-        return described | {"categories": column.categories, "other_categories": "missing" if column.has_missing else "refused"}
+        return described | {"categories": column.categories, "other_categories": "missing" if column.takes_missing else "refused"}
     if column.kind == "number":
         return described | {"min": column.min, "max": column.max}
     return described
 
 
 def is_required(column: Column) -> bool:
-    """Whether a row without it is refused: by the user's word, or because the training rows never lacked it."""
-    return column.required or not column.has_missing
+    """Whether a row without it is refused: by the user's word, or because no row of the data lacked it."""
+    return column.required or not column.takes_missing
 
 
 def example_row(contract: ColumnContract) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _example(column: Column) -> Any:
 
 def _schema(column: Column) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": _JSON_TYPES[column.kind]}
-    if column.kind == "category" and not column.has_missing:
+    if column.kind == "category" and not column.takes_missing:
         schema["enum"] = column.categories
     if column.kind == "date":
         schema["description"] = "ISO 8601, a date or a date with time; UTC where no zone is given"

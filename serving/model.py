@@ -120,7 +120,10 @@ def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:
     rows = np.arange(num_rows)[:, np.newaxis]
     values = (rows + np.arange(len(contract.numeric))) % 7 / 3 - 1  # within one standard deviation
     indicators = (rows + np.arange(len(contract.indicated))) % 2
-    codes = rows % np.array([len(column.categories) + 1 for column in contract.categorical], dtype=np.int64)
+    # Code 0, missing or unknown, comes only where the network learnt it.
+    first = np.array([0 if column.has_missing else 1 for column in contract.categorical], dtype=np.int64)
+    last = np.array([len(column.categories) for column in contract.categorical], dtype=np.int64)
+    codes = first + rows % (last - first + 1)
     return np.concatenate([values, indicators, codes], axis=1).astype(contract.dtype)
 
 

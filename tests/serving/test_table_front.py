@@ -18,7 +18,18 @@ from serving.inference import Inference
 from serving.responses import ERRORS
 from slipway.columns import encode_rows, read_row
 from tests.serving.any_json import BODIES
-from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, picture, row_probabilities, row_sum, table_row, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    LABELS,
+    ROW,
+    certify,
+    picture,
+    row_classifier,
+    row_probabilities,
+    row_sum,
+    table_row,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, run
 from tests.serving.test_front import slow_down
@@ -194,6 +205,20 @@ def test_the_card_describes_each_column_and_its_example_can_be_sent(make_setting
         assert described["city"]["other_categories"] == "missing"
         assert set(card["input"]["example"]) == set(described)
         assert (await client.post("/predict", json=card["input"]["example"])).status_code == 200
+
+    run(make_settings(), work)
+
+
+def test_a_column_that_only_rows_outside_training_lack_may_be_missing(certified: Path, make_settings: MakeSettings) -> None:
+    columns = [column.model_copy(update={"imputed": column.name in ("age", "colour")}) for column in COLUMNS.columns]
+    contract = COLUMNS.model_copy(update={"columns": columns})
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        described = {column["name"]: column for column in (await client.get("/model")).json()["input"]["columns"]}
+        assert [name for name, column in described.items() if column["required"]] == ["member"]
+        assert described["colour"]["other_categories"] == "missing"
+        assert (await client.post("/predict", json={"member": True, "colour": "mauve"})).status_code == 200
 
     run(make_settings(), work)
 
