@@ -13,7 +13,7 @@ from typing import Any
 from serving.decoding import Decoded
 from serving.reading import ACCEPTED_ROWS
 from serving.responses import Refusal
-from serving.strict_json import count_values, parse
+from serving.strict_json import may_exceed, parse
 from slipway.columns import Cell, ColumnContract, encode_rows, read_cell, read_row
 from slipway.errors import CellError
 
@@ -42,7 +42,7 @@ class RowDecoder:
         self._threads.shutdown()
 
     def _decode(self, payload: bytes) -> Decoded:
-        self._require_few_values(count_values(payload))
+        self._require_few_values(payload)
         content = parse(payload)
         rows, is_list = self._rows(content)
         faults: list[tuple[int, CellError]] = []
@@ -62,13 +62,11 @@ class RowDecoder:
                 faults = list(islice(_too_large(cells, self._contract), MAX_FAULTS))
         raise _refusal(faults, is_list)
 
-    def _require_few_values(self, found: int) -> None:
+    def _require_few_values(self, payload: bytes) -> None:
         width = len(self._contract.columns)
-        most = (self._max_rows + 1) * (width + 4) + _SPARE_VALUES
-        if found > most:
-            raise Refusal(
-                "too_many_rows", f"the body has about {found} values, {self._max_rows} rows of {width} columns have fewer; {self._hint}"
-            )
+        if may_exceed(payload, (self._max_rows + 1) * (width + 4) + _SPARE_VALUES):
+            message = f"the body has more values than {self._max_rows} rows of {width} columns can have; {self._hint}"
+            raise Refusal("too_many_rows", message)
 
     def _rows(self, content: Any) -> tuple[list[Mapping[str, Any]], bool]:
         """The rows, and whether they came in a list; Refusal if the body has another form."""

@@ -21,16 +21,18 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def count_values(body: bytes) -> int:
-    """About how many values a JSON text holds; never less than there are. Refusal if they are nested too deeply."""
-    structure = _STRING.sub(b"", body)
-    depth = 0
+def may_exceed(body: bytes, most: int) -> bool:
+    """Whether a JSON text may hold more than `most` values, told before any is made. Refusal if they are nested too deeply."""
+    structure, num_strings = _STRING.subn(b"", body, count=2 * most + 1)
     brackets = structure.translate(None, _NOT_BRACKETS)
+    if num_strings > 2 * most or structure.count(b",") + len(brackets) >= most:
+        return True
+    depth = 0
     for bracket in brackets:
         depth += 1 if bracket in _OPENING else -1
         if depth > MAX_DEPTH:
             raise _malformed(f"it is nested more than {MAX_DEPTH} deep")
-    return 1 + structure.count(b",") + len(brackets)
+    return False
 
 
 def parse(body: bytes) -> Any:
