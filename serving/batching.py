@@ -53,17 +53,24 @@ class MicroBatcher:
 
     async def submit(self, item: NDArray[Any]) -> BatchAnswer:
         """The answer to one item; whatever `run` raises is raised to every caller of its batch."""
-        waiting = _Waiting(item, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if self._working is None:
-            self._working = asyncio.create_task(self._work())
-        return await waiting.answer
+        return await self._enqueue(item)
+
+    async def submit_all(self, items: NDArray[Any]) -> list[BatchAnswer]:
+        """The answers to (rows, ...) items in their order; if the caller is cancelled, all of them are dropped."""
+        return await asyncio.gather(*(self._enqueue(item) for item in items))
 
     async def close(self) -> None:
         """Finish what waits, then end the thread."""
         if self._working is not None:
             await self._working
         self._thread.shutdown()
+
+    def _enqueue(self, item: NDArray[Any]) -> asyncio.Future[BatchAnswer]:
+        waiting = _Waiting(item, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
+        return waiting.answer
 
     async def _work(self) -> None:
         try:

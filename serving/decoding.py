@@ -7,6 +7,8 @@ import asyncio
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,15 @@ INLINE_BYTES = 32 << 10
 INLINE_PIXELS = 96 * 96
 
 
-class Decoder:
+@dataclass(frozen=True)
+class Decoded:
+    """What one request asks about."""
+
+    inputs: NDArray[Any]  # (rows, ...) as the network takes them
+    is_list: bool  # whether the caller sent, and gets, a list
+
+
+class ImageDecoder:
     """Decodes images for one contract: small ones at once, others on threads."""
 
     def __init__(self, contract: ImageContract) -> None:
@@ -30,19 +40,21 @@ class Decoder:
         Image.init()  # loads Pillow's plugins, which the first image would otherwise wait for
         self._threads = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="slipway-decode")
 
-    async def decode(self, payload: bytes) -> NDArray[np.uint8]:
-        """(size_px, size_px, channels) uint8 in [0, 255]; Refusal with the rule that the image breaks."""
+    async def decode(self, payload: bytes) -> Decoded:
+        """(1, size_px, size_px, channels) uint8 in [0, 255]; Refusal with the rule that the image breaks."""
         try:
-            if _is_small(payload):
-                return array_from_bytes(payload, self._contract)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, array_from_bytes, payload, self._contract)
+            return Decoded((await self._pixels(payload))[np.newaxis], is_list=False)
         except ImageError as error:
             raise Refusal(error.rule, error.detail, field="image") from None
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown()
+
+    async def _pixels(self, payload: bytes) -> NDArray[np.uint8]:
+        if _is_small(payload):
+            return array_from_bytes(payload, self._contract)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, array_from_bytes, payload, self._contract)
 
 
 def _is_small(payload: bytes) -> bool:

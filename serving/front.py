@@ -10,13 +10,13 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.inference import Inference
-from serving.reading import Headers, read_image
+from serving.page import render_page
+from serving.reading import Headers, read_payload
 from serving.responses import ClientGoneError, Refusal, Response, error_response, json_response, send_response
 
 logger = logging.getLogger("bentoml.slipway")
@@ -46,7 +46,6 @@ class Front:
     def __init__(self, behind: ASGIApp, inference: Inference) -> None:
         self._behind = behind
         self._inference = inference
-        self._page = Path(__file__).with_name("index.html").read_bytes()
         self._routes: dict[str, tuple[tuple[str, ...], Handler | None]] = {
             "/": (_READING, self._index),
             "/predict": (("POST",), self._predict),
@@ -112,11 +111,11 @@ class Front:
 
     async def _predict(self, request: Request) -> Response:
         inference = self._inference
-        inference.require_model()
+        kind = inference.require_model().bundle.manifest.input.kind
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(inference.settings.request_timeout_s):
-                payload = await read_image(request.headers, request.receive, inference.settings.max_body_bytes)
+                payload = await read_payload(request.headers, request.receive, inference.settings.max_body_bytes, kind)
                 read = perf_counter()
                 code, message = "deadline_exceeded", "there was no answer within"
                 answer = await inference.predict(payload)
@@ -145,7 +144,9 @@ class Front:
 
     async def _index(self, request: Request) -> Response:
         host = request.headers.get(b"host", b"")
-        page = self._page.replace(b"ADDRESS", host if _SANE_HOST.fullmatch(host) else b"127.0.0.1:3000")
+        model = self._inference.model
+        address = host.decode() if _SANE_HOST.fullmatch(host) else "127.0.0.1:3000"
+        page = render_page(model.bundle.manifest.input if model else None, address)
         policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
         return Response(200, page, "text/html; charset=utf-8", (("content-security-policy", policy),))
 

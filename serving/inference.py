@@ -1,4 +1,4 @@
-"""From encoded bytes to an answer, and the life of the model behind it: loading, ready or refused with a reason.
+"""From a request's bytes to an answer, and the life of the model behind it: loading, ready or refused with a reason.
 
 A model that cannot be served does not end the process: it stays up, not ready, and says why, so that
 an operator sees the reason and not a crash loop.
@@ -11,11 +11,13 @@ from time import perf_counter
 from typing import Any
 
 from serving.batching import BatchAnswer, MicroBatcher
-from serving.decoding import Decoder
+from serving.decoding import Decoded, ImageDecoder
 from serving.model import InvalidAnswerError, ServedModel, load_model
 from serving.monitoring import Monitoring
 from serving.responses import RETRY_AFTER, Refusal
+from serving.rows import RowDecoder
 from serving.settings import Settings
+from slipway.columns import ColumnContract
 from slipway.errors import SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
@@ -30,7 +32,7 @@ class Inference:
         self.reason = "the model is being loaded and warmed up"  # why it is not ready
         self.model: ServedModel | None = None
         self._batcher: MicroBatcher | None = None
-        self._decoder: Decoder | None = None
+        self._decoder: ImageDecoder | RowDecoder | None = None
         self._loading: asyncio.Task[None] | None = None
         self._num_pending = 0
 
@@ -63,17 +65,19 @@ class Inference:
         return self.model
 
     async def predict(self, payload: bytes) -> dict[str, Any]:
-        """The answer to one encoded image, without its request id; Refusal if it gets none."""
+        """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""
         model = self.require_model()
         if self._num_pending >= self.settings.max_queue:
             raise Refusal("queue_full", f"{self._num_pending} requests are waiting, the limit; try again later", headers=(RETRY_AFTER,))
         self._num_pending += 1
         try:
-            batched = await self._run(payload)
-            return model.answer(batched.outputs) | {"model_version": model.version}
+            decoded = await self._decode(payload)
+            batched = await self._run(decoded)
+            answers = [model.answer(row.outputs) for row in batched]
+            return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)
-            raise Refusal("invalid_answer", f"{error}; this image has no prediction") from None
+            raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         finally:
             self._num_pending -= 1
 
@@ -82,19 +86,23 @@ class Inference:
         self.monitoring.queue_depth(self._num_pending)
         return self.monitoring.exposition()
 
-    async def _run(self, payload: bytes) -> BatchAnswer:
-        assert self._batcher
+    async def _decode(self, payload: bytes) -> Decoded:
         assert self._decoder
         started = perf_counter()
-        pixels = await self._decoder.decode(payload)
+        decoded = await self._decoder.decode(payload)
         self.monitoring.stage("decode", perf_counter() - started)
+        return decoded
+
+    async def _run(self, decoded: Decoded) -> list[BatchAnswer]:
+        assert self._batcher
         try:
-            batched = await self._batcher.submit(pixels)
+            batched = await self._batcher.submit_all(decoded.inputs)
         except Exception as error:
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
-        self.monitoring.stage("queue", batched.queue_seconds)
-        self.monitoring.stage("infer", batched.infer_seconds)
+        first, last = batched[0], batched[-1]  # several rows may take several batches
+        self.monitoring.stage("queue", first.queue_seconds)
+        self.monitoring.stage("infer", last.queue_seconds + last.infer_seconds - first.queue_seconds)
         return batched
 
     def _on_batch(self, num_rows: int) -> None:
@@ -116,7 +124,11 @@ class Inference:
 
     def _serve(self, model: ServedModel) -> None:
         self._batcher = MicroBatcher(model.run, model.max_batch_size, self._on_batch)
-        self._decoder = Decoder(model.bundle.manifest.input)
+        contract = model.bundle.manifest.input
+        if isinstance(contract, ColumnContract):
+            self._decoder = RowDecoder(contract, self.settings.max_rows)
+        else:
+            self._decoder = ImageDecoder(contract)
         self.model, self.reason = model, ""
         self.monitoring.model(model)
         actual, requested = model.selection.actual, model.selection.requested

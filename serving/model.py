@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.batching import Run, next_power_of_two, padded
+from serving.description import describe_input
 from serving.selection import Selection, select
 from serving.settings import DEFAULT_BATCH_SIZE, Settings
 from slipway.bundle import Bundle, LoadedBundle, load_bundle
 from slipway.certificate import Certificate, check_certificate, read_certificate
+from slipway.columns import ColumnContract
 from slipway.errors import BundleError, SlipwayError
+from slipway.input_contract import InputContract
+from slipway.preprocess import ImageContract
 
 
 class InvalidAnswerError(SlipwayError):
@@ -38,7 +42,7 @@ class ServedModel:
         return self.bundle.version
 
     def answer(self, outputs: NDArray[np.float32]) -> dict[str, Any]:
-        """(outputs,) float32 of one image to what the caller gets; InvalidAnswerError if a number is not finite."""
+        """(outputs,) float32 of one image or row to what the caller gets; InvalidAnswerError if a number is not finite."""
         values = outputs.tolist()
         if not np.isfinite(outputs).all():
             raise InvalidAnswerError("the model answered NaN or an infinity")
@@ -55,7 +59,7 @@ class ServedModel:
             "bundle_digest": self.bundle.digest,
             "task": manifest.task,
             "labels": manifest.output.labels,
-            "input": manifest.input.model_dump(mode="json"),
+            "input": describe_input(manifest.input),
             "metrics": {name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()},
             "execution": {
                 "requested": self.selection.requested,
@@ -73,6 +77,7 @@ def load_model(settings: Settings) -> ServedModel:
     """Check, select, load and warm up. A SlipwayError says why that is not possible."""
     bundle = load_bundle(settings.bundle)
     bundle.verify()
+    _require_usable_input(bundle.manifest)
     certificate = read_certificate(settings.certificate)
     check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
     max_batch_size = _max_batch_size(settings, bundle.manifest)
@@ -93,13 +98,41 @@ def _max_batch_size(settings: Settings, manifest: Bundle) -> int:
     return settings.max_batch_size
 
 
+def _require_usable_input(manifest: Bundle) -> None:
+    """BundleError unless what callers send can be turned here into what the network takes, as in training."""
+    contract = manifest.input
+    if isinstance(contract, ColumnContract):
+        names = [column.name for column in contract.columns]
+        if not names or len(set(names)) < len(names):
+            raise BundleError(f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`.")
+    elif contract.transform is not None:
+        raise BundleError(
+            f"the bundle's images go through {contract.transform.function}, which this service cannot apply. "
+            f"Train with precompute.transform: null, or serve with a Slipway that can."
+        )
+
+
+def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:
+    """(num_rows, ...) inputs that the network may meet, with many different values."""
+    if isinstance(contract, ImageContract):
+        pixels = np.arange(num_rows * int(np.prod(contract.shape)), dtype=np.uint64) % 251
+        return pixels.astype(contract.dtype).reshape(num_rows, *contract.shape)
+    rows = np.arange(num_rows)[:, np.newaxis]
+    values = (rows + np.arange(len(contract.numeric))) % 7 / 3 - 1  # within one standard deviation
+    indicators = (rows + np.arange(len(contract.indicated))) % 2
+    # Code 0, missing or unknown, comes only where the network learnt it.
+    first = np.array([0 if column.has_missing else 1 for column in contract.categorical], dtype=np.int64)
+    last = np.array([len(column.categories) for column in contract.categorical], dtype=np.int64)
+    codes = first + rows % (last - first + 1)
+    return np.concatenate([values, indicators, codes], axis=1).astype(contract.dtype)
+
+
 def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> None:
     """Run each power of two up to the one that holds the largest batch, and check the form of the answers."""
     size = 1
     while True:
         num_rows = min(size, max_batch_size)
-        pixels = np.arange(num_rows * int(np.prod(manifest.input.shape)), dtype=np.uint64) % 251
-        batch = pixels.astype(np.uint8).reshape(num_rows, *manifest.input.shape)
+        batch = example_inputs(manifest.input, num_rows)
         try:
             outputs = run(batch)
         except Exception as error:

@@ -1,12 +1,12 @@
-"""From an HTTP request to the encoded image in it: a raw body, or one file in a multipart form.
+"""From an HTTP request to what the model is asked about: an encoded image, or the rows of a table as JSON.
 
-Refuses what is too large while it arrives, other content types, and forms with anything but one
-file named `image`. Text in that field is never taken for a URL: nothing is ever fetched.
+An image is the body itself, or one file in a multipart form. Refuses what is too large while it arrives, other content
+types, and forms with anything but one file named `image`. Text in that field is never taken for a URL: nothing is ever fetched.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 
 FIELD = "image"
 MAX_PARTS = 8  # one is right; the others are named in the error
+JSON = b"application/json"
 ACCEPTED = "send the image as the body with content type image/png, image/jpeg or the like, or as the file `image` of a multipart form"
+ACCEPTED_ROWS = 'send one row as a JSON object, or {"rows": [...]}, with content type application/json; GET /model lists the columns'
 
 Headers = Mapping[bytes, bytes]
+
+
+async def read_payload(headers: Headers, receive: Receive, max_bytes: int, kind: Literal["images", "columns"]) -> bytes:
+    """What a model with this kind of input is asked about; Refusal if the request holds something else."""
+    return await (read_image if kind == "images" else read_json)(headers, receive, max_bytes)
 
 
 async def read_image(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
@@ -34,8 +41,24 @@ async def read_image(headers: Headers, receive: Receive, max_bytes: int) -> byte
         return image_from_form(await read_body(headers, receive, max_bytes), boundary)
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
         return await read_body(headers, receive, max_bytes)
+    raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
+
+
+async def read_json(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
+    """The JSON text of a request, in UTF-8 if it is text at all; Refusal if it is declared to be something else."""
+    media_type, options = parse_options_header(headers.get(b"content-type"))
+    is_image = media_type.startswith(b"image/") or media_type in (b"multipart/form-data", b"application/octet-stream")
+    if media_type != JSON:
+        raise _unsupported(media_type, "this model takes rows of a table, not images: " if is_image else "", ACCEPTED_ROWS)
+    charset = options.get(b"charset", b"utf-8")
+    if charset.lower() != b"utf-8":
+        raise Refusal("unsupported_media_type", f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8", field="content-type")
+    return await read_body(headers, receive, max_bytes)
+
+
+def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
     found = media_type.decode("latin-1")[:80] or "none"
-    raise Refusal("unsupported_media_type", f"content type {found} was found; {ACCEPTED}", field="content-type")
+    return Refusal("unsupported_media_type", f"content type {found} was found; {hint}{accepted}", field="content-type")
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
@@ -60,9 +83,7 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
 
 
 def _too_large(max_bytes: int) -> Refusal:
-    return Refusal(
-        "body_too_large", f"the body is larger than the limit of {max_bytes} bytes (SLIPWAY_MAX_BODY_BYTES); send a smaller image"
-    )
+    return Refusal("body_too_large", f"the body is larger than the limit of {max_bytes} bytes (SLIPWAY_MAX_BODY_BYTES); send a smaller one")
 
 
 @dataclass

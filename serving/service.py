@@ -7,31 +7,29 @@ the front (serving/front.py), which wraps BentoML's application. Binds to 127.0.
 import functools
 import logging
 import os
-import secrets
 import socket
-from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import bentoml
 import click
 from _bentoml_sdk.service import Service
 from bentoml._internal.configuration.containers import BentoMLContainer
-from bentoml.exceptions import BentoMLConfigException, BentoMLException
-from bentoml.validators import ContentType
+from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
+from serving.api import predict_method, read_columns, summary
 from serving.connections import limit_connections
 from serving.front import Front
 from serving.inference import Inference
 from serving.monitoring import open_server_directory, tether_to_server
-from serving.responses import Refusal
 from serving.settings import SettingsError, read_settings
 
 try:
     SETTINGS = read_settings()
 except SettingsError as error:
     raise BentoMLConfigException(str(error)) from None  # BentoML's commands print this one without a traceback
+COLUMNS = read_columns(SETTINGS.bundle)
 
 
 @functools.cache
@@ -54,7 +52,7 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
     @property
     def doc(self) -> str:
         """The text above the description of the API, in place of BentoML's with its badges from elsewhere."""
-        return "Send one image to /predict. Errors have one shape: {error: {code, message, field, request_id}}. See docs/serving.md."
+        return summary(COLUMNS)
 
 
 def _require_free(host: str, port: int) -> None:
@@ -79,7 +77,7 @@ def _require_free(host: str, port: int) -> None:
     traffic={"timeout": SETTINGS.request_timeout_s},
 )
 class Slipway:
-    """Predicts the label, or the value, of an image."""
+    """Predicts the label, or the value, of an image or of a table's row."""
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
@@ -109,10 +107,4 @@ class Slipway:
     async def __is_ready__(self) -> bool:
         return inference().model is not None
 
-    @bentoml.api  # type: ignore[untyped-decorator]
-    async def predict(self, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
-        """The prediction for one image: `label` and `probabilities`, or `value`."""
-        try:
-            return await inference().predict(image.read_bytes()) | {"request_id": secrets.token_hex(8)}
-        except Refusal as refusal:
-            raise BentoMLException(refusal.message, error_code=HTTPStatus(refusal.status)) from None
+    predict = predict_method(COLUMNS, lambda payload: inference().predict(payload))

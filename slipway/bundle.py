@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from slipway import files
 from slipway.contract import Contract, Task
 from slipway.errors import BundleError
-from slipway.preprocess import ImageContract
+from slipway.input_contract import InputContract
 
 FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
@@ -65,8 +65,8 @@ class Bundle(Contract):
 
     format_version: Literal[2]
     task: Task
-    input: ImageContract
-    input_name: str
+    input: InputContract
+    input_name: str  # "image" or "row"
     output: OutputContract
     output_name: str
     max_batch_size: int

@@ -2,13 +2,15 @@
 
 A column contract is fitted on the training split alone and travels in the bundle: kinds, bounds, categories, means,
 scales and what stands for a missing value. `read_row` refuses what the contract does not allow, under the name of a rule;
-`encode` turns typed columns into one float32 matrix. A value that the training rows never taught (a new category, a missing
-value where none was missing) is refused, never guessed.
+`encode` turns typed columns into one float32 matrix. A value such as the data never had (a new category, a missing value where none
+was missing) is refused, never guessed. Where only rows outside the training split lack values (or have categories of their own), the
+network could not learn a sign for it: they take the place of the training rows' median, or of their commonest category.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -36,12 +38,24 @@ class ColumnType(Contract):
 class Column(ColumnType):
     """A column as it was fitted on the training split."""
 
-    has_missing: bool  # training rows lack values here, so a missing (or unknown) one is allowed and has a meaning of its own
+    has_missing: bool  # training rows lack values here (or have unknown ones): a missing one is allowed and has a sign of its own
     categories: list[str]  # by code - 1, code 0 is missing or unknown; empty for other kinds
     mean: float  # of the numbers (dates: days since 1970 UTC; booleans: 0 and 1); 0 for categories
     std: float  # above 0; 1 for categories
     fill: float  # the median: what a missing value becomes; 0 for categories
     quantiles: list[float]  # increasing, of numbers and dates, in the column's own unit; a network may cut its range there
+    # Only rows outside the training split lack values here: a missing (or unknown) one is allowed and becomes `fill`, or code 1.
+    imputed: bool = False
+
+    @property
+    def takes_missing(self) -> bool:
+        """Whether a missing value, or a category that is not in `categories`, is allowed."""
+        return self.has_missing or self.imputed
+
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The code of each category, from 1."""
+        return {category: position for position, category in enumerate(self.categories, start=1)}
 
 
 class ColumnContract(Contract):
@@ -98,12 +112,12 @@ def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell
 def read_cell(value: Any, column: Column) -> Cell:
     """One JSON value as a typed cell; CellError if the column does not take it."""
     if value is None or (isinstance(value, str) and not value.strip()):
-        if column.required or not column.has_missing:
+        if column.required or not column.takes_missing:
             raise CellError("missing_value", column.name, f"a value is missing, expected {_expected(column)}")
         return None
     cell = _typed(value, column)
     if isinstance(cell, str):
-        if cell not in column.categories and not column.has_missing:
+        if cell not in column.codes and not column.takes_missing:
             raise CellError("unknown_category", column.name, f"found {cell[:80]!r}, expected {_expected(column)}")
         return cell
     if (column.min is not None and cell < column.min) or (column.max is not None and cell > column.max):
@@ -127,7 +141,7 @@ def encode(columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: Colum
         values.append(standardised)
         if column.has_missing:
             indicators.append(missing.astype(np.float32))
-    codes = [_codes(columns[column.name], column.categories) for column in contract.categorical]
+    codes = [_codes(columns[column.name], column) for column in contract.categorical]
     return np.stack([*values, *indicators, *codes], axis=1) if contract.columns else np.empty((0, 0), np.float32)
 
 
@@ -148,9 +162,9 @@ def read_date(text: str) -> float:
     return days_since_1970(datetime.fromisoformat(text.strip()))
 
 
-def _codes(cells: Sequence[Cell] | NDArray[Any], categories: list[str]) -> NDArray[np.float32]:
-    code = {category: position for position, category in enumerate(categories, start=1)}
-    return np.array([0 if cell is None else code.get(str(cell), 0) for cell in cells], dtype=np.float32)
+def _codes(cells: Sequence[Cell] | NDArray[Any], column: Column) -> NDArray[np.float32]:
+    unknown = 0 if column.has_missing else 1  # without it only imputed columns come here with an unknown one
+    return np.array([unknown if cell is None else column.codes.get(str(cell), unknown) for cell in cells], dtype=np.float32)
 
 
 def _typed(value: Any, column: Column) -> float | str:

@@ -32,7 +32,7 @@ class Runner(Protocol):
     actual: Execution
 
     def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
+        """(rows, ...) of the bundle's input contract to (rows, outputs) float32."""
         ...
 
 
@@ -46,7 +46,7 @@ class OnnxRunner:
         self._outputs: list[str] = [session.get_outputs()[0].name]
 
     def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
+        """(rows, ...) of the bundle's input contract to (rows, outputs) float32."""
         answer: NDArray[np.float32] = self._session.run(self._outputs, {self._input: batch})[0]
         return answer
 
@@ -77,7 +77,7 @@ class EngineRunner:
         self._device = device
         self._largest = passport.profile.largest
         self._columns = max(len(manifest.output.labels), 1)
-        row_bytes = int(np.prod(manifest.input.shape))
+        row_bytes = int(np.prod(manifest.input.shape)) * np.dtype(manifest.input.dtype).itemsize
         sizes = (self._largest * row_bytes, self._largest * self._columns * np.dtype(np.float32).itemsize)
         self._addresses = [device.allocate(size) for size in sizes]
         for name, address in zip(self._names, self._addresses, strict=True):
@@ -86,7 +86,7 @@ class EngineRunner:
         weakref.finalize(self, device.free, self._addresses).atexit = False  # at exit the driver takes all back
 
     def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
+        """(rows, ...) of the bundle's input contract to (rows, outputs) float32."""
         if not 1 <= len(batch) <= self._largest:
             raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
         answer = np.empty((len(batch), self._columns), dtype=np.float32)
@@ -162,7 +162,8 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise EngineError(f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`.")
-    _check_tensors(engine, bundle, (tensorrt.DataType.UINT8, tensorrt.DataType.FLOAT))
+    takes = {np.uint8: tensorrt.DataType.UINT8, np.float32: tensorrt.DataType.FLOAT}[bundle.manifest.input.dtype]
+    _check_tensors(engine, bundle, (takes, tensorrt.DataType.FLOAT))
     return EngineRunner(engine, bundle, passport, CudaDevice())
 
 

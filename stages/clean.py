@@ -1,36 +1,73 @@
-"""Reads every raw image once, and writes down which are kept, which are refused, and why."""
+"""Reads every raw image, or a table, once, and writes down what is kept, what is refused, and why."""
 
 from pathlib import Path
 
 from slipway import files
 from slipway.command import run_stage
-from slipway.data import cleaning, sources
+from slipway.contract import is_table
+from slipway.data import clean_report, cleaning, sources
 from slipway.data.progress import progress
+from slipway.data.raw_tables import read_raw_table
 from slipway.data.rows import QUARANTINE, ROWS, write_table
+from slipway.data.table_cleaning import clean_table
+from slipway.data.table_files import write_cells
+from slipway.data.table_report import table_report
+from slipway.data.table_source import find_table
 from slipway.errors import DataError
 from slipway.params import Params
 
 CLEAN = Path("data/clean")
 REPORT = Path("reports/clean.json")
+COLUMNS = Path("reports/columns.yaml")
 REFUSED = Path(".work/clean/quarantine.parquet")  # stays for the user when the stage fails
+NO_COLUMNS = "{} # images have no columns\n"
 
 
 def run(params: Params) -> None:
     """Clean `data.path`; DataError when too much of it is bad, with all of that in `.work/clean/quarantine.parquet`."""
+    (_run_table if is_table(params.data.task) else _run_images)(params)
+
+
+def _run_table(params: Params) -> None:
+    table = clean_table(read_raw_table(find_table(params.data)), params.data, params.clean)
+    _check(table.cleaned, params)
+    with files.new_directory(CLEAN) as folder:
+        _write_rows(folder, table.cleaned)
+        write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
+    files.write_text(COLUMNS, table.columns_yaml)
+    files.write_json(REPORT, clean_report.to_json(table_report(table, params.data, params.clean)))
+    dropped = [f"\n  {column.name}: {column.note}" for column in table.columns if column.kind == "ignore"]
+    print(_summary(table.cleaned) + (f"\nno inputs, see {COLUMNS}:" + "".join(dropped) if dropped else ""))
+
+
+def _run_images(params: Params) -> None:
     samples = sources.read_samples(params.data)
     inspected = cleaning.clean_samples(samples, params.clean, num_workers=0)
     cleaned = cleaning.collect(progress(inspected, "clean", sources.count_samples(params.data)))
+    _check(cleaned, params)
+    with files.new_directory(CLEAN) as folder:
+        _write_rows(folder, cleaned)
+    files.write_text(COLUMNS, NO_COLUMNS)
+    files.write_json(REPORT, cleaning.report(cleaned, params.data.task))
+    print(_summary(cleaned))
+
+
+def _check(cleaned: cleaning.Cleaned, params: Params) -> None:
     try:
         cleaning.check_usable(cleaned, params.clean, params.data.task)
     except DataError as error:
         write_table(REFUSED, cleaned.quarantine, QUARANTINE)
         raise DataError(f"{error}\nEvery refused sample is in {REFUSED}.") from error
     REFUSED.unlink(missing_ok=True)
-    with files.new_directory(CLEAN) as folder:
-        write_table(folder / "rows.parquet", cleaned.rows, ROWS)
-        write_table(folder / "quarantine.parquet", cleaned.quarantine, QUARANTINE)
-    files.write_json(REPORT, cleaning.report(cleaned, params.data.task))
-    print(f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, see {REPORT}")
+
+
+def _write_rows(folder: Path, cleaned: cleaning.Cleaned) -> None:
+    write_table(folder / "rows.parquet", cleaned.rows, ROWS)
+    write_table(folder / "quarantine.parquet", cleaned.quarantine, QUARANTINE)
+
+
+def _summary(cleaned: cleaning.Cleaned) -> str:
+    return f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, see {REPORT}"
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def _compile(folder: Path, params: Params, bundle: LoadedBundle, model: bytes, r
     request = BuildRequest(
         model=model,
         input_name=bundle.manifest.input_name,
-        image_shape=bundle.manifest.input.shape,
+        row_shape=bundle.manifest.input.shape,
         profile=profile,
         workspace_bytes=params.compile.workspace_mib << 20,
         timing_cache=TIMING_CACHE.read_bytes() if TIMING_CACHE.exists() else b"",

@@ -41,11 +41,11 @@ def run(params: Params) -> None:
     write_confusion(CONFUSION, evaluation)
     write_evaluation(METRICS, evaluation)
     about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
-    files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, read_curves(LIVE), about))
+    files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about))
     print(f"evaluate: {about}")
     first = [(name, metrics[name]) for name in headlines(manifest.task)]
     print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
-    print(f"  pictures of the worst errors: {PAGE}")
+    print(f"  the worst errors: {PAGE}")
     raise_missed(gates)
 
 

@@ -31,8 +31,9 @@ def run(params: Params) -> None:
         metrics=read_metrics(METRICS),
     )
     manifest = read_manifest(PACKED)
+    train = open_split(PACKED, manifest, "train", verify=True)
     rows = ExportRows(
-        calibration=calibration_rows(open_split(PACKED, manifest, "train", verify=True), params.seed, params.export.calibration_rows),
+        calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
         validation=open_split(PACKED, manifest, "val", verify=True).inputs,
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS]

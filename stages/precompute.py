@@ -1,21 +1,37 @@
-"""Decodes and resizes every image once, into arrays that training maps into memory."""
+"""Decodes and resizes every image once, or encodes every row of a table, into arrays that training maps into memory."""
 
 from pathlib import Path
 
 from slipway import files
 from slipway.command import run_stage
+from slipway.contract import is_table
 from slipway.data import packing, sources
 from slipway.data.progress import progress
 from slipway.data.rows import SPLIT_ROWS, read_table
+from slipway.data.table_files import read_cells
+from slipway.data.table_packing import pack_table
 from slipway.params import Params
 from slipway.preprocess import ImageContract
 
+CLEAN = Path("data/clean")
 SPLIT = Path("data/split")
 PACKED = Path("data/packed")
 
 
 def run(params: Params) -> None:
     """Pack the split rows; IntegrityError when a raw image is not what it was when it was cleaned."""
+    (_run_table if is_table(params.data.task) else _run_images)(params)
+
+
+def _run_table(params: Params) -> None:
+    rows = read_table(SPLIT / "rows.parquet", SPLIT_ROWS)
+    cells, types = read_cells(CLEAN)
+    with files.new_directory(PACKED) as folder:
+        contract = pack_table(rows, cells, types, params.precompute, params.data.task, folder)
+    print(f"packed {rows.num_rows} rows of {len(contract.columns)} columns, {contract.shape[0]} numbers each, into {PACKED}")
+
+
+def _run_images(params: Params) -> None:
     rows = read_table(SPLIT / "rows.parquet", SPLIT_ROWS)
     wanted = params.precompute
     contract = ImageContract(

@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.certificate import Hop, write_certificate
+from slipway.columns import ColumnContract
 from slipway.command import run_stage
 from slipway.data.sources import read_samples
+from slipway.data.table_source import read_json_rows
 from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.passport import PASSPORT
 
 if TYPE_CHECKING:
-    from slipway.export.comparison import Comparison
+    from collections.abc import Iterator
+
+    from slipway.export.comparison import Comparison, TestRows
     from slipway.export.hops import Measured
+    from slipway.export.http_hop import Payload
 
 PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
@@ -56,19 +61,26 @@ def run(params: Params) -> None:
 
 def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> Hop:
     from slipway.export.certification import first_fault
-    from slipway.export.http_hop import original_payloads
     from slipway.export.service_hop import ServiceHop, not_tried
     from slipway.export.service_process import serve_command
 
     fault = first_fault([hop for hop, _ in measured])
     if fault:
         return not_tried(fault)
-    rows = comparison.rows
-    payloads = original_payloads(read_samples(params.data, wanted=set(rows.sources)), rows)
     files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
     settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
-    return service.run(comparison, bundle, measured, payloads, params.verify)
+    return service.run(comparison, bundle, measured, _payloads(params, comparison.rows, bundle), params.verify)
+
+
+def _payloads(params: Params, rows: "TestRows", bundle: LoadedBundle) -> "Iterator[Payload]":
+    """The test rows as they lie in the raw data."""
+    from slipway.export.http_hop import original_payloads, row_payloads
+
+    wanted, contract = set(rows.sources), bundle.manifest.input
+    if isinstance(contract, ColumnContract):
+        return row_payloads(read_json_rows(params.data, params.clean, contract.columns, wanted), rows)
+    return original_payloads(read_samples(params.data, wanted=wanted), rows)
 
 
 if __name__ == "__main__":

@@ -11,25 +11,20 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import Field
 
 from slipway import files
-from slipway.columns import ColumnContract
 from slipway.contract import Contract, Task
 from slipway.data.randomness import id_keys
 from slipway.data.rows import PACKED_ROWS, read_table, write_table
 from slipway.errors import IntegrityError, SchemaError
-from slipway.preprocess import ImageContract
+from slipway.input_contract import InputContract as InputContract
 
 SPLITS = ("train", "val", "test")
-
-
-InputContract = Annotated[ImageContract | ColumnContract, Field(discriminator="kind")]
 
 
 class Inputs(Protocol):

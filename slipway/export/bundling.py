@@ -19,11 +19,11 @@ from slipway import files
 from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
 from slipway.contract import Task, is_classification
 from slipway.data.packed import Inputs
-from slipway.export.graph import INPUT_NAME, check_graph, describe_graph, export_graph, prove_parity
+from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.lineage import package_versions
 from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, refuse_broken, run_in_batches
+from slipway.input_contract import InputContract, input_name
 from slipway.params import ExportParams
-from slipway.preprocess import ImageContract
 from slipway.reports.console import number, size, text_table
 from slipway.runtime import Runner, open_onnx
 
@@ -34,11 +34,11 @@ _TIMED_CALLS = 20
 
 @dataclass(frozen=True)
 class Trained:
-    """A network and what its bundle says of it. The network maps uint8 (rows, height, width, channels) to logits or values."""
+    """A network and what its bundle says of it. The network maps (rows, ...) of `input` to logits or values."""
 
     network: nn.Module
     task: Task
-    input: ImageContract
+    input: InputContract
     labels: list[str]
     weights_sha256: str
     metrics: dict[str, Metric]
@@ -52,7 +52,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """Pixels, (rows, height, width, channels) uint8: training rows to calibrate on, validation rows to check on."""
+    """(rows, ...) as the network takes them: training rows to calibrate on, validation rows to check on."""
 
     calibration: NDArray[Any]
     validation: Inputs
@@ -139,7 +139,7 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         format_version=FORMAT_VERSION,
         task=trained.task,
         input=trained.input,
-        input_name=INPUT_NAME,
+        input_name=input_name(trained.input),
         output=trained.output,
         output_name=trained.output.kind,
         max_batch_size=params.max_batch_size,

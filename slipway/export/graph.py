@@ -1,4 +1,4 @@
-"""Torch to ONNX: one self-contained graph with everything in it, from uint8 pixels to the final answer.
+"""Torch to ONNX: one self-contained graph with everything in it, from uint8 pixels or encoded columns to the final answer.
 
 Normalisation comes with the network and softmax is added here, so a service cannot forget either.
 Refused: a graph that needs a second file, that the ONNX checker rejects, that has another signature
@@ -18,23 +18,23 @@ from slipway.bundle import OutputContract
 from slipway.contract import Task
 from slipway.data.packed import Inputs
 from slipway.errors import BundleError, ParityError
-from slipway.preprocess import ImageContract
+from slipway.input_contract import InputContract, input_name
 from slipway.runtime import open_onnx
 
-INPUT_NAME = "image"
+_ELEMENT_TYPES = {np.uint8: onnx.TensorProto.UINT8, np.float32: onnx.TensorProto.FLOAT}
 
 
 class AnsweringNetwork(nn.Module):
-    """(rows, height, width, channels) uint8 to (rows, labels) probabilities or (rows, 1) values, float32."""
+    """(rows, ...) as the network takes them to (rows, labels) probabilities or (rows, 1) values, float32."""
 
     def __init__(self, network: nn.Module, output: OutputContract) -> None:
         super().__init__()
         self.network = network
         self.is_classifier = output.kind == "probabilities"
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
         """The network's answer in its final form."""
-        answer: Tensor = self.network(image)
+        answer: Tensor = self.network(rows)
         return torch.softmax(answer, dim=1) if self.is_classifier else answer
 
 
@@ -45,14 +45,14 @@ def torch_answers(network: nn.Module, output: OutputContract, batch: NDArray[Any
     return answer
 
 
-def export_graph(network: nn.Module, contract: ImageContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
+def export_graph(network: nn.Module, contract: InputContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
     """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file.
 
     BundleError for a network that torch cannot trace as one graph for every batch size.
     """
     answering = AnsweringNetwork(network, output).eval()
     # With one example row torch may take the batch for fixed; and it refuses a range of a single number.
-    example = torch.zeros((min(2, max_batch_size), *contract.shape), dtype=torch.uint8)
+    example = torch.from_numpy(np.zeros((min(2, max_batch_size), *contract.shape), contract.dtype))
     dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
     try:
         program = torch.onnx.export(
@@ -60,7 +60,7 @@ def export_graph(network: nn.Module, contract: ImageContract, output: OutputCont
             (example,),
             dynamo=True,
             dynamic_shapes=dynamic,
-            input_names=[INPUT_NAME],
+            input_names=[input_name(contract)],
             output_names=[output.kind],
             opset_version=opset,
             verbose=False,
@@ -77,7 +77,7 @@ def export_graph(network: nn.Module, contract: ImageContract, output: OutputCont
 
 
 def describe_graph(
-    graph: bytes, *, variant: str, task: Task, contract: ImageContract, output: OutputContract, weights_sha256: str
+    graph: bytes, *, variant: str, task: Task, contract: InputContract, output: OutputContract, weights_sha256: str
 ) -> bytes:
     """The graph with its own label inside: what it is, for whoever finds the file alone."""
     model = onnx.load_model_from_string(graph)
@@ -92,7 +92,7 @@ def describe_graph(
     return _serialize(model)
 
 
-def check_graph(graph: bytes, contract: ImageContract, output: OutputContract) -> None:
+def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -> None:
     """BundleError unless the graph is valid, self-contained and has exactly the signature of its contracts."""
     model = onnx.load_model_from_string(graph)
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
@@ -103,7 +103,7 @@ def check_graph(graph: bytes, contract: ImageContract, output: OutputContract) -
         raise BundleError(f"the ONNX checker refuses the exported graph: {error}. Try another export.opset.") from error
     columns = max(len(output.labels), 1)
     expected = [
-        (INPUT_NAME, onnx.TensorProto.UINT8, list(contract.shape)),
+        (input_name(contract), _ELEMENT_TYPES[contract.dtype], list(contract.shape)),
         (output.kind, onnx.TensorProto.FLOAT, [columns]),
     ]
     found = [_signature(value) for value in [*model.graph.input, *model.graph.output]]
@@ -115,7 +115,7 @@ def prove_parity(
     network: nn.Module,
     graph: bytes,
     output: OutputContract,
-    images: Inputs,
+    rows: Inputs,
     *,
     batch_sizes: list[int],
     max_difference: float,
@@ -127,7 +127,7 @@ def prove_parity(
     runner = open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=0)
     worst = 0.0
     for size in batch_sizes:
-        batch = np.ascontiguousarray(images[np.arange(size) % len(images)])
+        batch = np.ascontiguousarray(rows[np.arange(size) % len(rows)])
         try:
             expected, found = torch_answers(network, output, batch), runner.run(batch)
         except Exception as error:  # torch's and ONNX Runtime's have no common base

@@ -46,7 +46,7 @@ class TorchRunner:
         self._output = output
 
     def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, height, width, channels) uint8 in [0, 255] to (rows, outputs) float32."""
+        """(rows, ...) as the network takes them to (rows, outputs) float32."""
         return torch_answers(self._network, self._output, batch)
 
 

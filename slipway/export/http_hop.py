@@ -1,16 +1,17 @@
-"""The last hop: the original image bytes to the running service over HTTP, as any client would send them.
+"""The last hop: the original images, or the raw rows of a table, to the running service over HTTP, as any client would send them.
 
-Refused: image bytes that are not the ones the packed rows were made from, an answer of another model
-version, an answer that is not of the declared form.
+A table's rows go out twice: each in a request of its own, and several in one. Refused: data that is not what the packed
+rows were made from, an answer of another model version, an answer that is not of the declared form.
 """
 
 import itertools
+import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from slipway import files
 from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
+from slipway.columns import ColumnContract
 from slipway.data.samples import RawSample
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import Measurement, TestRows
@@ -27,6 +29,8 @@ from slipway.export.comparison import Measurement, TestRows
 _CONNECTIONS = 8
 _CHUNK_ROWS = 256  # payloads held in memory at a time
 _ID_DIGITS = 32  # a row's id is the beginning of its SHA-256
+_ROWS_IN_A_REQUEST = (1, 2, 7, 64)  # of a table, in turn; the service takes 1024 unless told otherwise
+_IMAGE, _JSON = "application/octet-stream", "application/json"
 
 
 @dataclass(frozen=True)
@@ -40,23 +44,46 @@ class ServiceChoice:
 
 @dataclass(frozen=True)
 class Payload:
-    """One test row as an encoded image."""
+    """One test row as a client sends it."""
 
     position: int  # among the test rows
     row_id: str
-    content: bytes
+    content: bytes  # an encoded image, or one row as a JSON object
+    content_type: str = _IMAGE
+
+
+@dataclass(frozen=True)
+class ServiceMeasurement:
+    """What the service answered. Both measurements have the same latency, of a request with one row, and the same throughput."""
+
+    alone: Measurement  # each row in a request of its own
+    together: Measurement | None  # several rows in a request; None for images, of which a request holds one
 
 
 def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[Payload]:
     """The raw samples as payloads of the test rows; IntegrityError if one is not the row that was packed, or is missing."""
+    found = ((sample.source, _image_id(sample), sample.payload) for sample in samples)
+    return _payloads(found, rows, _IMAGE)
+
+
+def row_payloads(raw: Iterable[tuple[str, str, Mapping[str, Any]]], rows: TestRows) -> Iterator[Payload]:
+    """The same of (source, id, JSON object) of a table's rows; ValueError if a number is not finite."""
+    found = ((source, row_id, json.dumps(row, allow_nan=False, ensure_ascii=False).encode()) for source, row_id, row in raw)
+    return _payloads(found, rows, _JSON)
+
+
+def _image_id(sample: RawSample) -> str | None:
+    return None if sample.fault else files.sha256_bytes(sample.payload)[:_ID_DIGITS]
+
+
+def _payloads(found: Iterable[tuple[str, str | None, bytes]], rows: TestRows, content_type: str) -> Iterator[Payload]:
     positions = {source: position for position, source in enumerate(rows.sources)}
     missing = set(positions)
-    for sample in samples:
-        position = positions.get(sample.source)
-        if position is None or sample.fault or files.sha256_bytes(sample.payload)[:_ID_DIGITS] != rows.ids[position]:
-            raise IntegrityError(f"{sample.source} changed since it was packed. Run `dvc repro`, which starts at the changed data.")
-        missing.remove(sample.source)
-        yield Payload(position, rows.ids[position], sample.payload)
+    for source, row_id, content in found:
+        if source not in missing or row_id != rows.ids[positions[source]]:
+            raise IntegrityError(f"{source} changed since it was packed. Run `dvc repro`, which starts at the changed data.")
+        missing.remove(source)
+        yield Payload(positions[source], row_id, content, content_type)
     if missing:
         raise IntegrityError(f"{len(missing)} test rows are gone from the raw data, the first is {min(missing)}. Run `dvc repro`.")
 
@@ -90,10 +117,14 @@ class ServiceClient:
             requested=Execution(backend="http", **asked), actual=behind.model_copy(update={"backend": "http"}), behind=behind
         )
 
-    def measure(self, payloads: Iterator[Payload], num_rows: int, timing_rounds: int, actual: Execution) -> Measurement:
-        """Send every payload once, several at a time, then one again and again for the latency of one row."""
-        columns = max(len(self._classes), 1)
-        outputs = np.full((num_rows, columns), math.nan, dtype=np.float32)
+    def measure(self, payloads: Iterator[Payload], num_rows: int, timing_rounds: int, actual: Execution) -> ServiceMeasurement:
+        """Send every payload once, several at a time, then one again and again for the latency of one row.
+
+        Rows of a table are then sent once more, several in a request.
+        """
+        is_table = isinstance(self._bundle.manifest.input, ColumnContract)
+        outputs = np.full((num_rows, max(len(self._classes), 1)), math.nan, dtype=np.float32)
+        outputs_together = outputs.copy()
         seconds, first = 0.0, None
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             for chunk in _chunks(payloads):
@@ -101,21 +132,42 @@ class ServiceClient:
                 start = time.perf_counter()
                 answers = list(pool.map(self.predict, chunk))
                 seconds += time.perf_counter() - start
-                outputs[[payload.position for payload in chunk]] = answers
+                outputs[_positions(chunk)] = answers
+                groups = _groups(chunk) if is_table else []
+                for group, rows in zip(groups, pool.map(self.predict_together, groups), strict=True):
+                    outputs_together[_positions(group)] = rows
         assert first is not None, "a test split is never empty"
         latency = statistics.median(self._timed(first) for _ in range(timing_rounds))
-        return Measurement(actual, outputs, latency_ms=latency * 1000, rows_per_second=num_rows / seconds)
+        alone = Measurement(actual, outputs, latency_ms=latency * 1000, rows_per_second=num_rows / seconds)
+        return ServiceMeasurement(alone, replace(alone, outputs=outputs_together) if is_table else None)
 
     def predict(self, payload: Payload) -> NDArray[np.float32]:
-        """(columns,) float32: the service's answer for one image; ParityError, naming the row, if it is none."""
+        """(columns,) float32: the service's answer for one row; ParityError, naming the row, if it is none."""
         what = f"row {payload.row_id}"
-        headers = {"content-type": "application/octet-stream"}
-        answer = self._ask(what, self._client.build_request("POST", "/predict", content=payload.content, headers=headers))
-        self._check_version(answer.get("model_version"), what)
+        answer = self._post(what, payload.content, payload.content_type)
         try:
             return self._columns(answer)
         except (KeyError, TypeError, ValueError) as error:
-            raise ParityError(f"{what}: the service answered {str(answer)[:300]}, which is not of the form in docs/serving.md.") from error
+            raise _of_another_form(what, answer) from error
+
+    def predict_together(self, payloads: list[Payload]) -> NDArray[np.float32]:
+        """(rows, columns) float32: the answers for several rows of a table that are sent in one request."""
+        what = f"{len(payloads)} rows in one request, from row {payloads[0].row_id}"
+        content = b'{"rows":[' + b",".join(payload.content for payload in payloads) + b"]}"
+        answer = self._post(what, content, _JSON)
+        try:
+            answers = [self._columns(prediction) for prediction in answer["predictions"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _of_another_form(what, answer) from error
+        if len(answers) != len(payloads):
+            raise ParityError(f"{what}: the service gave {len(answers)} predictions.")
+        return np.stack(answers)
+
+    def _post(self, what: str, content: bytes, content_type: str) -> dict[str, Any]:
+        request = self._client.build_request("POST", "/predict", content=content, headers={"content-type": content_type})
+        answer = self._ask(what, request)
+        self._check_version(answer.get("model_version"), what)
+        return answer
 
     def _columns(self, answer: dict[str, Any]) -> NDArray[np.float32]:
         if not self._classes:
@@ -153,3 +205,17 @@ class ServiceClient:
 def _chunks(payloads: Iterator[Payload]) -> Iterator[list[Payload]]:
     while chunk := list(itertools.islice(payloads, _CHUNK_ROWS)):
         yield chunk
+
+
+def _groups(chunk: list[Payload]) -> list[list[Payload]]:
+    """The rows of a chunk, cut into requests of different sizes."""
+    rows, sizes = iter(chunk), itertools.cycle(_ROWS_IN_A_REQUEST)
+    return list(iter(lambda: list(itertools.islice(rows, next(sizes))), []))
+
+
+def _positions(payloads: list[Payload]) -> list[int]:
+    return [payload.position for payload in payloads]
+
+
+def _of_another_form(what: str, answer: dict[str, Any]) -> ParityError:
+    return ParityError(f"{what}: the service answered {str(answer)[:300]}, which is not of the form in docs/serving.md.")

@@ -1,7 +1,7 @@
 """The hop over HTTP as a whole: start the service, ask what it runs, send every test row, compare, stop it.
 
 Compared with the very hop that the service runs behind HTTP, so a difference can only come from the
-service: decoding, resizing, batching, rounding or labels. On a GPU answers depend a little on the batch they
+service: decoding, resizing, reading and encoding rows, batching, rounding or labels. On a GPU answers depend a little on the batch they
 are computed in, most in fp16; how much was measured with the runtime alone, and that much is allowed here.
 """
 
@@ -13,7 +13,7 @@ from slipway.certificate import Execution, Hop
 from slipway.errors import ParityError, UnavailableError
 from slipway.export.comparison import Comparison, Measurement, Tolerance, failed, not_executed
 from slipway.export.hops import Measured
-from slipway.export.http_hop import Payload, ServiceClient
+from slipway.export.http_hop import Payload, ServiceClient, ServiceMeasurement
 from slipway.export.service_process import running_service
 from slipway.params import VerifyParams
 
@@ -45,7 +45,20 @@ class ServiceHop:
         except (UnavailableError, ParityError) as error:
             return failed(_NAME, _AUTO, str(error).rstrip("."))
         tolerance = Tolerance(max_difference=params.max_difference, noise=_NOISE_MARGIN * reference[1].batch_noise)
-        return comparison.against(_NAME, choice.requested, measured, reference, tolerance)
+        return _judge(comparison, choice.requested, measured, reference, tolerance)
+
+
+def _judge(
+    comparison: Comparison, requested: Execution, measured: ServiceMeasurement, reference: tuple[Hop, Measurement], tolerance: Tolerance
+) -> Hop:
+    """The hop; where rows went out in two forms, the form that is further off."""
+    alone = comparison.against(_NAME, requested, measured.alone, reference, tolerance)
+    if measured.together is None or alone.status == "differs":
+        return alone
+    together = comparison.against(_NAME, requested, measured.together, reference, tolerance)
+    if together.status == "differs":
+        return together.model_copy(update={"reason": f"several rows in one request: {together.reason}"})
+    return max(alone, together, key=lambda hop: hop.max_difference or 0.0)
 
 
 def not_tried(fault: Hop) -> Hop:

@@ -24,7 +24,7 @@ class BuildRequest:
 
     model: bytes
     input_name: str
-    image_shape: tuple[int, int, int]  # height, width, channels
+    row_shape: tuple[int, ...]  # height, width, channels of an image; the width of a table's row
     profile: Profile
     workspace_bytes: int
     timing_cache: bytes = b""
@@ -101,7 +101,7 @@ def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
     _restore_timings(config, request.timing_cache)
     batches = (request.profile.smallest, request.profile.optimal, request.profile.largest)
     profile = builder.create_optimization_profile()
-    profile.set_shape(request.input_name, *((batch, *request.image_shape) for batch in batches))
+    profile.set_shape(request.input_name, *((batch, *request.row_shape) for batch in batches))
     config.add_optimization_profile(profile)
     if request.compute_capability:
         config.num_compute_capabilities = 1

@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from PIL import Image
 
 from slipway import files
 from slipway.bundle import OutputContract, Precision, Target
+from slipway.columns import ColumnContract
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
 from slipway.errors import ParityError
-from slipway.export.graph import INPUT_NAME
+from slipway.export.half_precision import LAYERS, kept_in_fp32, to_half
+from slipway.input_contract import InputContract
+from slipway.preprocess import image_array
 from slipway.runtime import Runner
 
 PRECISION: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "int8": "int8", "int8_tensorrt": "int8"}
@@ -29,28 +33,28 @@ MEANT_FOR: dict[str, list[Target]] = {
     "int8_tensorrt": ["tensorrt"],
 }
 LARGEST_FP16 = 65504.0  # IEEE 754 binary16
-_QUANTIZED = ["Conv", "Gemm", "MatMul"]
 _BATCH_SIZE = 64
 
 
-def calibration_rows(split: PackedSplit, seed: int, num_rows: int) -> NDArray[Any]:
-    """(rows, height, width, channels) uint8: `num_rows` training rows, or all there are; which ones depends on seed and ids only."""
+def calibration_rows(split: PackedSplit, contract: InputContract, seed: int, num_rows: int) -> NDArray[Any]:
+    """(rows, ...) as `contract` says: `num_rows` training rows, or all there are; which ones depends on seed and ids only.
+
+    Training images may be stored larger than the network's input: they are brought to its size as any image is.
+    """
     draw = uniform(seed, 0, split.keys, "calibration")
     chosen = np.lexsort((split.keys, draw))[:num_rows]
     rows: NDArray[Any] = split.inputs[np.sort(chosen)]
-    return rows
+    if isinstance(contract, ColumnContract) or rows.shape[1:] == contract.shape:
+        return rows
+    return np.stack([image_array(Image.fromarray(row[..., 0] if contract.channels == 1 else row), contract) for row in rows])
 
 
 def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
-    """Weights and arithmetic in fp16; the input stays uint8 and the output float32. ParityError where fp16's range is too small."""
-    # Ships with onnxruntime. The converter of the same name in onnxconverter-common breaks graphs with uint8 input.
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-    from onnxruntime.transformers.onnx_model import OnnxModel
-
-    _refuse_overflow(fp32, rows)
-    model = OnnxModel(convert_float_to_float16(onnx.load_model_from_string(fp32), keep_io_types=True))
-    model.topological_sort()
-    graph: bytes = model.model.SerializeToString()
+    """fp16 from the first layer to the last; input and output stay as they are. ParityError where fp16's range is too small."""
+    model = onnx.load_model_from_string(fp32)
+    kept = kept_in_fp32(model.graph)
+    _refuse_overflow(model, kept, largest_activations(fp32, rows))
+    graph: bytes = to_half(model, kept).SerializeToString()
     return graph
 
 
@@ -118,14 +122,15 @@ def run_in_batches(runner: Runner, rows: Inputs, batch_size: int) -> NDArray[np.
     return np.concatenate([runner.run(batch) for batch in _batches(rows, batch_size)])
 
 
-def _refuse_overflow(fp32: bytes, rows: NDArray[Any]) -> None:
+def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[str, float]) -> None:
     weights = {
         tensor.name: float(np.abs(onnx.numpy_helper.to_array(tensor)).max(initial=0.0))
-        for tensor in onnx.load_model_from_string(fp32).graph.initializer
+        for tensor in model.graph.initializer
         if tensor.data_type == onnx.TensorProto.FLOAT
     }
+    halved = {name for node in model.graph.node if node.output[0] not in kept for name in [*node.input, *node.output]}
     # ONNX Runtime computes fp16 graphs in fp32 on the CPU, so only the ranges show what a GPU would overflow.
-    beyond = {name: value for name, value in {**weights, **largest_activations(fp32, rows)}.items() if not value <= LARGEST_FP16}
+    beyond = {name: value for name, value in {**weights, **activations}.items() if name in halved and not value <= LARGEST_FP16}
     if beyond:
         found = ", ".join(f"{name} reaches {value:.3g}" for name, value in beyond.items())
         raise ParityError(f"fp16 holds numbers up to {LARGEST_FP16:g}, but {found}. Take 'fp16' out of export.variants, or train again.")
@@ -135,7 +140,8 @@ def _run_probes(graph: bytes, probes: list[str], rows: NDArray[Any]) -> NDArray[
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    batches = [session.run(probes, {INPUT_NAME: batch}) for batch in _batches(rows, _largest_batch(graph))]
+    name = session.get_inputs()[0].name
+    batches = [session.run(probes, {name: batch}) for batch in _batches(rows, _largest_batch(graph))]
     # A NaN must come through, so `maximum`, not `fmax`.
     largest: NDArray[np.float32] = np.maximum.reduce(np.array(batches, dtype=np.float32).reshape(len(batches), len(probes)))
     return largest
@@ -151,28 +157,37 @@ def _quantize(fp32: bytes, rows: NDArray[Any], scratch: Path, *, activation_type
     quantize_static(
         prepared,
         target,
-        _calibration_reader(rows, _largest_batch(fp32)),
+        _calibration_reader(rows, fp32),
         quant_format=QuantFormat.QDQ,
         activation_type=activation_type,
         weight_type=QuantType.QInt8,
         per_channel=True,
-        op_types_to_quantize=_QUANTIZED,
+        op_types_to_quantize=LAYERS,
+        nodes_to_exclude=_stacked_layers(prepared),
         calibrate_method=CalibrationMethod.MinMax,
         extra_options=extra_options,
     )
     return target.read_bytes()
 
 
-def _calibration_reader(rows: NDArray[Any], batch_size: int) -> object:
+def _stacked_layers(path: Path) -> list[str]:
+    """Names of the layers with a matrix for each column or submodel. ONNX Runtime has no scale per channel for these; they are small."""
+    graph = onnx.load(path).graph
+    stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
+    return [node.name for node in graph.node if node.op_type == "MatMul" and not stacked.isdisjoint(node.input)]
+
+
+def _calibration_reader(rows: NDArray[Any], graph: bytes) -> object:
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime is untyped
         def __init__(self) -> None:
-            self._batches = _batches(rows, batch_size)
+            self._name = onnx.load_model_from_string(graph).graph.input[0].name
+            self._batches = _batches(rows, _largest_batch(graph))
 
         def get_next(self) -> dict[str, NDArray[Any]] | None:
             batch = next(self._batches, None)
-            return None if batch is None else {INPUT_NAME: batch}
+            return None if batch is None else {self._name: batch}
 
     return Reader()
 

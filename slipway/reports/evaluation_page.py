@@ -1,10 +1,13 @@
-"""`reports/evaluate.html`: an evaluation on one page, from the headline to the pictures of the worst errors."""
+"""`reports/evaluate.html`: an evaluation on one page, from the headline to the worst errors: their pictures, or the cells of their rows."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from slipway.columns import ColumnContract
 from slipway.data.packed import Inputs
+from slipway.input_contract import InputContract
+from slipway.reports.cells import read_cells
 from slipway.reports.charts import Series, histogram, line_chart, scatter
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation import Evaluation, GateResult, headlines
@@ -20,13 +23,18 @@ _MOST_DOTS = 3000
 
 
 def evaluation_page(
-    evaluation: Evaluation, gates: Sequence[GateResult], images: Inputs, curves: dict[str, list[Series]], about: str
+    evaluation: Evaluation,
+    gates: Sequence[GateResult],
+    inputs: Inputs,
+    contract: InputContract,
+    curves: dict[str, list[Series]],
+    about: str,
 ) -> str:
-    """The whole page. `images` (N, height, width, channels) uint8 are the test rows in the evaluation's order.
+    """The whole page. `inputs` (N, ...) are the test rows in the evaluation's order, as `contract` says.
 
     `curves` are the lines of training by the name of what they show; `about` says in one line what was evaluated.
     """
-    sections = [_headline(evaluation), _gates(gates), *_where_it_goes_wrong(evaluation), _worst(evaluation, images)]
+    sections = [_headline(evaluation), _gates(gates), *_where_it_goes_wrong(evaluation), _worst(evaluation, inputs, contract)]
     return page("Evaluation on the test split", about, [*sections, _training(curves), _all_metrics(evaluation)])
 
 
@@ -106,17 +114,39 @@ def _values(evaluation: Evaluation) -> Section:
     return Section("Predictions", beside([dots, errors]))
 
 
-def _worst(evaluation: Evaluation, images: Inputs) -> Section:
+def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> Section:
     rows = evaluation.worst(_NUM_WORST)
     if not rows:
         return Section("Worst errors", paragraph(f"None in {len(evaluation.targets)} rows.", "good"))
-    shown = gallery(figure(image(images[row], evaluation.sources[row]), *_caption(evaluation, row)) for row in rows)
+    if isinstance(contract, ColumnContract):
+        shown, seen = _worst_cells(evaluation, inputs, contract, rows), ""
+    else:
+        shown, seen = _worst_pictures(evaluation, inputs, rows), ", as the network sees them"
     num_wrong = int((evaluation.predictions != evaluation.targets).sum())
     note = (
-        f"{len(rows)} of {num_wrong} wrong rows, the largest loss first, as the network sees them. "
-        "Look for wrong labels here before you look for a better network."
+        f"{len(rows)} of {num_wrong} wrong rows, the largest loss first{seen}. "
+        f"Look for wrong {'labels' if evaluation.is_classification else 'targets'} here before you look for a better network."
     )
     return Section("Worst errors", join([shown, paragraph(note, "note")]))
+
+
+def _worst_pictures(evaluation: Evaluation, inputs: Inputs, rows: Sequence[int]) -> Html:
+    return gallery(figure(image(inputs[row], evaluation.sources[row]), *_caption(evaluation, row)) for row in rows)
+
+
+def _worst_cells(evaluation: Evaluation, inputs: Inputs, contract: ColumnContract, rows: Sequence[int]) -> Html:
+    columns = [column.name for column in contract.columns]
+    lines = []
+    for row in rows:
+        cells = read_cells(inputs[row], contract)
+        lines.append([_words_of_error(evaluation, row), evaluation.sources[row], *(cells[name] for name in columns)])
+    numbers = [column.name for column in contract.columns if column.kind == "number"]
+    return table(["error", "row", *columns], lines, numeric=numbers)
+
+
+def _words_of_error(evaluation: Evaluation, row: int) -> str:
+    what, detail = _caption(evaluation, row)
+    return f"{what}, {detail.partition(',')[0]}" if evaluation.is_classification else what
 
 
 def _caption(evaluation: Evaluation, row: int) -> tuple[str, str]:

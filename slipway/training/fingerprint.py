@@ -16,7 +16,7 @@ from slipway.contract import Contract
 from slipway.params import TrainParams
 from slipway.training.strategies import Placement
 
-_PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "timm", "torch")
+_PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "tabm", "timm", "torch")
 _DIGESTED = ("code.", "data.")  # of these fields, the value is a digest, which tells a reader nothing
 
 

@@ -20,17 +20,20 @@ from slipway.errors import TrainingError
 from slipway.params import TrainParams
 from slipway.training.augmentation import augment_batch
 from slipway.training.batches import Batch
-from slipway.training.networks import ImageNetwork
+from slipway.training.networks import Network
 
 
 class TrainingModule(pl.LightningModule):
-    """Trains `network`; `ids` are those of the training rows, to name the guilty ones."""
+    """Trains `network`; `ids` are those of the training rows, to name the guilty ones, `mean_weight` is over all of them."""
 
-    def __init__(self, network: ImageNetwork, params: TrainParams, seed: int, steps_per_epoch: int, ids: Sequence[str]) -> None:
+    def __init__(
+        self, network: Network, params: TrainParams, seed: int, steps_per_epoch: int, ids: Sequence[str], mean_weight: float = 1.0
+    ) -> None:
         super().__init__()
         self.network = network
         self.epoch_metrics: dict[str, float] = {}  # of the epoch that ended last, equal on every rank
         self._params, self._seed, self._steps_per_epoch, self._ids = params, seed, steps_per_epoch, ids
+        self._mean_weight = mean_weight
         self._classes = is_classification(network.spec.task)
         self._sums = _Sums()
 
@@ -38,11 +41,12 @@ class TrainingModule(pl.LightningModule):
         self._sums = _Sums()
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """The mean loss of a batch, () float32."""
+        """The mean loss of a batch, () float32, each row as its weight says."""
         # Dropout and the like: a function of (seed, epoch, batch, rank), so that a resumed run draws the same.
         torch.manual_seed(_derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank))
         inputs = batch.inputs if batch.matrices is None else augment_batch(batch.inputs, batch.matrices)
-        losses = self._losses(self.network(inputs), batch.targets)
+        # By the mean over all training rows, not over the batch: so a step does not depend on how it is cut over processes.
+        losses = self._losses(self.network(inputs), batch.targets) * (batch.weights / self._mean_weight)
         loss = losses.mean()
         if not torch.isfinite(loss):
             raise TrainingError(self._describe_bad(losses, batch.rows))
@@ -79,11 +83,11 @@ class TrainingModule(pl.LightningModule):
         self.epoch_metrics["learning_rate"] = float(self.trainer.optimizers[0].param_groups[0]["lr"])
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, whose decay leaves norms and biases alone, under a linear warm-up and a cosine."""
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        """AdamW, whose decay leaves norms, scales and biases alone, under a linear warm-up and a cosine."""
+        named = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
         groups = [
-            {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": self._params.weight_decay},
-            {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
+            {"params": [parameter for name, parameter in named if decays(name, parameter)], "weight_decay": self._params.weight_decay},
+            {"params": [parameter for name, parameter in named if not decays(name, parameter)], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=self._params.learning_rate)
         warmup, total = round(self._params.warmup_epochs * self._steps_per_epoch), self._params.epochs * self._steps_per_epoch
@@ -91,7 +95,14 @@ class TrainingModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _losses(self, answers: Tensor, targets: Tensor) -> Tensor:
-        """(B,) float32: cross-entropy, or the squared error in standard deviations of the target."""
+        """(B,) float32: cross-entropy, or the squared error in standard deviations of the target.
+
+        From answers (B, K); from (B, submodels, K) the mean of the submodels' losses, so that each learns by itself.
+        """
+        if answers.ndim == 3:
+            num_submodels = answers.shape[1]
+            alone = self._losses(answers.flatten(0, 1), targets.repeat_interleave(num_submodels))
+            return alone.view(-1, num_submodels).mean(dim=1)
         if self._classes:
             return F.cross_entropy(answers.float(), targets, label_smoothing=self._params.label_smoothing, reduction="none")
         return ((answers[:, 0].float() - targets) / self.network.target_std) ** 2
@@ -104,6 +115,11 @@ class TrainingModule(pl.LightningModule):
             f"with the ids {named}. No weight was changed by this step. Lower train.learning_rate, raise train.warmup_epochs, "
             "or use train.precision 32-true."
         )
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay pulls a parameter towards 0. Of an ensemble, scales (`r`, `s`) and biases are matrices, too."""
+    return parameter.ndim > 1 and name.rpartition(".")[2] not in ("bias", "r", "s")
 
 
 def learning_rate_share(step: int, num_warmup_steps: int, num_steps: int) -> float:

@@ -11,34 +11,38 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import safetensors.torch
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from slipway import files
+from slipway.columns import ColumnContract
 from slipway.contract import Contract, Task, is_classification
 from slipway.data.packed import TargetScale
 from slipway.errors import IntegrityError, ParamsError, SchemaError
-from slipway.preprocess import ImageContract
+from slipway.input_contract import InputContract
 from slipway.training.small_resnet import SmallResnet, SmallResnetArguments
+from slipway.training.tabm_network import RowEncoding, Tabm, TabmArguments
 
 FORMAT_VERSION = 2
 _TIMM = "timm/"
 _FIX = "Run `dvc repro train`."
+Arguments = TypeVar("Arguments", bound=BaseModel)
 
 
 class NetworkSpec(Contract):
     """Everything a network is built from, except its weights."""
 
     task: Task
-    name: str  # "small_resnet" or "timm/NAME"
+    name: str  # "small_resnet" or "timm/NAME" for images, "tabm" for tables
     arguments: dict[str, Any]
     classes: list[str]  # in the order of the logits; empty for a numeric target
-    input: ImageContract
-    mean: list[float]  # per channel, of pixels scaled to [0, 1]
+    input: InputContract
+    mean: list[float]  # per channel, of pixels scaled to [0, 1]; empty for tables, whose contract has them
     std: list[float]
     target_scale: TargetScale | None  # null for classes
 
@@ -78,11 +82,9 @@ class ModelCard(Contract):
     git_revision: str | None  # null outside a git work tree
 
 
-class ImageNetwork(nn.Module):
-    """(rows, height, width, channels) uint8 in [0, 255] to (rows, classes) logits, or (rows, 1) in the target's unit."""
+class _Scaled(nn.Module):
+    """What networks share: their spec, their trained part, and the unit of a numeric target."""
 
-    pixel_mean: Tensor
-    pixel_scale: Tensor
     target_mean: Tensor
     target_std: Tensor
 
@@ -90,33 +92,64 @@ class ImageNetwork(nn.Module):
         super().__init__()
         self.spec = spec
         self.backbone = backbone
-        channels = (1, -1, 1, 1)
         scale = spec.target_scale or TargetScale(mean=0.0, std=1.0)
         # Not in the weights: model.json is their only source.
-        self.register_buffer("pixel_mean", torch.tensor(spec.mean).mul(255).view(channels), persistent=False)
-        self.register_buffer("pixel_scale", torch.tensor(spec.std).mul(255).reciprocal().view(channels), persistent=False)
         self.register_buffer("target_mean", torch.tensor(scale.mean), persistent=False)
         self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
+
+    def _in_unit(self, answer: Tensor) -> Tensor:
+        """Values of a numeric target in its own unit; logits as they are."""
+        if is_classification(self.spec.task):
+            return answer
+        return answer.to(torch.float32) * self.target_std + self.target_mean
+
+
+class ImageNetwork(_Scaled):
+    """(rows, height, width, channels) uint8 in [0, 255] to (rows, classes) logits, or (rows, 1) in the target's unit."""
+
+    pixel_mean: Tensor
+    pixel_scale: Tensor
+
+    def __init__(self, backbone: nn.Module, spec: NetworkSpec) -> None:
+        super().__init__(backbone, spec)
+        channels = (1, -1, 1, 1)
+        self.register_buffer("pixel_mean", torch.tensor(spec.mean).mul(255).view(channels), persistent=False)
+        self.register_buffer("pixel_scale", torch.tensor(spec.std).mul(255).reciprocal().view(channels), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, K) float"""
         pixels = images.to(torch.float32).permute(0, 3, 1, 2)  # the cast comes first: TensorRT transposes no uint8
-        answer: Tensor = self.backbone((pixels - self.pixel_mean) * self.pixel_scale)
+        return self._in_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
+
+
+class TableNetwork(_Scaled):
+    """(rows, width) float32 as a column contract lays them out, to (rows, classes) logits, or (rows, 1) in the target's unit.
+
+    In training mode it answers (rows, submodels, outputs), since each submodel has a loss of its own; else the mean of
+    their probabilities, as logits, or of their values.
+    """
+
+    def __init__(self, encoding: RowEncoding, backbone: nn.Module, spec: NetworkSpec) -> None:
+        super().__init__(backbone, spec)
+        self.encoding = encoding
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, width) float32 -> (B, K) float; (B, submodels, K) in training mode"""
+        answers = self._in_unit(self.backbone(*self.encoding(rows)))
+        if self.training:
+            return answers
         if not is_classification(self.spec.task):
-            return answer.to(torch.float32) * self.target_std + self.target_mean
-        return answer
+            return answers.mean(dim=1)
+        # The mean over submodels less the logarithm of their number, which softmax takes away again.
+        return torch.logsumexp(torch.log_softmax(answers, dim=2), dim=1)
 
 
-def build_network(spec: NetworkSpec) -> ImageNetwork:
+Network = ImageNetwork | TableNetwork
+
+
+def build_network(spec: NetworkSpec) -> Network:
     """A network with fresh weights, drawn from torch's global generator; ParamsError if it cannot be built as asked."""
-    channels = spec.input.channels
-    if spec.name == "small_resnet":
-        backbone: nn.Module = SmallResnet(_small_resnet_arguments(spec.arguments), channels, spec.num_outputs)
-    elif spec.name.startswith(_TIMM):
-        backbone = _timm_network(spec.name.removeprefix(_TIMM), spec.arguments, channels, spec.num_outputs)
-    else:
-        raise ParamsError(f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example 'timm/resnet18'.")
-    network = ImageNetwork(backbone, spec)
+    network = _table_network(spec, spec.input) if isinstance(spec.input, ColumnContract) else _image_network(spec, spec.input.channels)
     _check_it_answers(network)
     return network
 
@@ -141,7 +174,7 @@ def read_model_card(folder: Path) -> ModelCard:
         raise SchemaError(f"{path} is not a checkpoint's description: {error}. {_FIX}") from error
 
 
-def load_network(folder: Path) -> ImageNetwork:
+def load_network(folder: Path) -> Network:
     """The trained network of a checkpoint, in evaluation mode on the CPU.
 
     SchemaError if a file is missing or does not fit, IntegrityError if the weights were altered.
@@ -162,16 +195,36 @@ def load_network(folder: Path) -> ImageNetwork:
     return network.eval()
 
 
-def _small_resnet_arguments(arguments: dict[str, Any]) -> SmallResnetArguments:
+def _image_network(spec: NetworkSpec, channels: int) -> ImageNetwork:
+    if spec.name == "small_resnet":
+        arguments = _parse_arguments(spec, SmallResnetArguments)
+        return ImageNetwork(SmallResnet(arguments, channels, spec.num_outputs), spec)
+    if spec.name.startswith(_TIMM):
+        return ImageNetwork(_timm_network(spec.name.removeprefix(_TIMM), spec.arguments, channels, spec.num_outputs), spec)
+    raise ParamsError(f"train.network is {spec.name!r}, expected 'small_resnet' or 'timm/NAME', for example 'timm/resnet18'.")
+
+
+def _table_network(spec: NetworkSpec, contract: ColumnContract) -> TableNetwork:
+    if spec.name != "tabm":
+        raise ParamsError(f"train.network is {spec.name!r}, expected 'tabm' for a table.")
+    if not contract.columns:
+        raise ParamsError("the table has no column left to learn from. See reports/clean.html for the columns that were refused.")
+    arguments = _parse_arguments(spec, TabmArguments)
+    encoding = RowEncoding(contract, arguments.num_bins)
+    return TableNetwork(encoding, Tabm(arguments, encoding, spec.num_outputs), spec)
+
+
+def _parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
     try:
-        return SmallResnetArguments.model_validate(arguments)
+        return kind.model_validate(spec.arguments)
     except ValidationError as error:
-        lines = [f"  {_describe_argument(detail)}" for detail in error.errors(include_url=False)]
-        raise ParamsError("train.network_arguments of small_resnet:\n" + "\n".join(lines)) from None
+        known = list(kind.model_fields)
+        lines = [f"  {_describe_argument(detail, known)}" for detail in error.errors(include_url=False)]
+        raise ParamsError(f"train.network_arguments of {spec.name}:\n" + "\n".join(lines)) from None
 
 
-def _describe_argument(detail: Any) -> str:
-    key, known = ".".join(map(str, detail["loc"])), list(SmallResnetArguments.model_fields)
+def _describe_argument(detail: Any, known: list[str]) -> str:
+    key = ".".join(map(str, detail["loc"]))
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown argument{_did_you_mean(key, known)} It takes {', '.join(known)}."
     if detail["type"] == "missing":
@@ -194,21 +247,28 @@ def _timm_network(name: str, arguments: dict[str, Any], channels: int, num_outpu
     return network
 
 
-def _check_it_answers(network: ImageNetwork) -> None:
-    """One black image through the network: sizes that do not fit are found before any data is read."""
+def _check_it_answers(network: Network) -> None:
+    """One row of zeros through the network: sizes that do not fit are found before any data is read."""
     spec = network.spec
+    example = torch.from_numpy(np.zeros((1, *spec.input.shape), spec.input.dtype))
     try:
         with torch.no_grad():
-            answer = network.eval()(torch.zeros(1, *spec.input.shape, dtype=torch.uint8))
+            answer = network.eval()(example)
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ParamsError(
-            f"train.network {spec.name!r} cannot take images of {spec.input.size_px}x{spec.input.size_px} px with {spec.input.channels} "
-            f"channels: {error}. Change precompute.image_size_px, or give the size in train.network_arguments (img_size for many of timm)."
-        ) from error
+        raise ParamsError(f"train.network {spec.name!r} {_refusal(spec.input, error)}") from error
     finally:
         network.train()
     if answer.shape != (1, spec.num_outputs):
         raise ParamsError(f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected (1, {spec.num_outputs}).")
+
+
+def _refusal(contract: InputContract, error: Exception) -> str:
+    if isinstance(contract, ColumnContract):
+        return f"cannot take rows of {contract.shape[0]} numbers: {error}. Change train.network_arguments."
+    return (
+        f"cannot take images of {contract.size_px}x{contract.size_px} px with {contract.channels} channels: {error}. "
+        "Change precompute.image_size_px, or give the size in train.network_arguments (img_size for many of timm)."
+    )
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Lets a network run inside DeepSpeed's fp16 and bf16 engines as it runs elsewhere.
 
 DeepSpeed casts every parameter and leaves buffers in float32, which BatchNorm refuses (seen in
-0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, images enter the network in
+0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, what enters the backbone has
 the dtype of its parameters, and so do derived buffers (attention masks, rotary tables). Names, shapes and
 what is saved stay as they are.
 """
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slipway.training.networks import ImageNetwork
+from slipway.training.networks import Network
 
 
-def fit_into_half(network: ImageNetwork, dtype: torch.dtype) -> None:
+def fit_into_half(network: Network, dtype: torch.dtype) -> None:
     """Prepare `network` for parameters of `dtype` (float16 or bfloat16)."""
     network.backbone.register_forward_pre_hook(lambda _, inputs: tuple(value.to(dtype) for value in inputs))
     for module in network.modules():

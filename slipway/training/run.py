@@ -13,22 +13,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from slipway import files
-from slipway.contract import is_classification
+from slipway.contract import is_classification, is_table
 from slipway.data.augmentation import AugmentPlan, matrices, open_augmented
-from slipway.data.packed import InputContract, PackedManifest, PackedSplit, open_split, read_manifest
-from slipway.errors import TrainingError
+from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.errors import DataError, TrainingError
+from slipway.input_contract import InputContract
 from slipway.params import TrainParams
 from slipway.preprocess import ImageContract
 from slipway.training.batches import Matrices, StepShape, TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.module import TrainingModule
-from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, build_network, save_checkpoint
+from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
 from slipway.training.processes import end_at_once_on_sigterm, end_with_parent, ended_together, is_first_process, was_started_by_another
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
@@ -59,6 +61,14 @@ class _Data:
     @property
     def num_train(self) -> int:
         return sum(map(len, self.train))
+
+    @property
+    def mean_weight(self) -> float:
+        """Of the training rows; DataError if none counts."""
+        mean = float(np.concatenate([split.weights for split in self.train]).mean())
+        if not mean > 0:
+            raise DataError("every training row has the weight 0, so there is nothing to learn. Look at data.weight_column.")
+        return mean
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
             _finish(job)
 
 
-def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, ImageNetwork]:
+def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Network]:
     placement = place(params, this_machine())
     data = _open_data(paths)
     spec = _network_spec(params, data.manifest)
@@ -137,7 +147,7 @@ def _logs(job: _Job) -> tuple[Path, Path]:
     return job.paths.tensorboard / job.fingerprint.name, job.paths.live
 
 
-def _fit(job: _Job, network: ImageNetwork, resumed: Save | None) -> None:
+def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
     _prepare_process(placement, network)
     saver = Saver(job.saves, resumed, params.keep, params.checkpoint_every_epochs)
@@ -163,7 +173,7 @@ def _fit(job: _Job, network: ImageNetwork, resumed: Save | None) -> None:
     on_gpu = placement.accelerator == "gpu"
     with ended_together(trainer):
         trainer.fit(
-            TrainingModule(network, params, job.seed, training.num_steps, training.ids),
+            TrainingModule(network, params, job.seed, training.num_steps, training.ids, data.mean_weight),
             training_loader(training, params.num_workers, first_epoch=resumed.epoch if resumed else 0, pin_memory=on_gpu),
             validation_loader(validation, params.num_workers, pin_memory=on_gpu),
             ckpt_path=str(job.saves.state(resumed.epoch)) if resumed else None,
@@ -181,7 +191,7 @@ def _draw(plan: AugmentPlan, size_px: int, epoch: int, keys: Any) -> Any:
     return matrices(plan, epoch, keys, size_px)
 
 
-def _prepare_process(placement: Placement, network: ImageNetwork) -> None:
+def _prepare_process(placement: Placement, network: Network) -> None:
     # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if placement.accelerator == "cpu":
@@ -192,7 +202,7 @@ def _prepare_process(placement: Placement, network: ImageNetwork) -> None:
             allow_float16_on_cpu()
     if placement.precision == "32-true":
         torch.backends.cudnn.allow_tf32 = False  # which torch allows in convolutions: 10 bits of mantissa, not 23
-    if placement.zero_stage is None:  # DeepSpeed views weights as flat bytes, which this layout forbids
+    if placement.zero_stage is None and not is_table(network.spec.task):  # DeepSpeed views weights as flat bytes, which this layout forbids
         network.to(memory_format=torch.channels_last)  # images arrive as NHWC, so no layout is ever changed
 
 
@@ -251,7 +261,7 @@ def _finish(job: _Job) -> None:
     )
 
 
-def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> ImageNetwork:
+def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
     """Strictly: what was put together from shards has every weight of the network, in its shape, and nothing else.
 
     In a new network, since ZeRO-3 leaves the trained one with empty parameters.
@@ -270,7 +280,7 @@ def _short(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name.replace("/", "_"): value for name, value in metrics.items() if name != "learning_rate"}
 
 
-def _num_parameters(network: ImageNetwork) -> int:
+def _num_parameters(network: Network) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
@@ -282,7 +292,7 @@ def _git_revision(root: Path) -> str | None:
     return found.stdout.strip()
 
 
-def _print_start(job: _Job, network: ImageNetwork, notes: list[str], resumed: Save | None) -> None:
+def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | None) -> None:
     spec, shape, placement, num_train = job.spec, job.shape, job.placement, job.data.num_train
     answers = f"{len(spec.classes)} classes" if spec.classes else "a number"
     print(f"network   {spec.name}, {_num_parameters(network):,} parameters, {'x'.join(map(str, spec.input.shape))} -> {answers}")

@@ -26,7 +26,7 @@ from slipway.metrics import Resampling, classification_metrics, regression_metri
 from slipway.params import Params, parse_params
 from slipway.preprocess import ImageContract
 from slipway.reports.evaluation import Evaluation, write_evaluation
-from slipway.training.networks import ImageNetwork, ModelCard, NetworkSpec, build_network, load_network, save_checkpoint
+from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, load_network, save_checkpoint
 from tests.model_cards import model_card
 from tests.packed_rows import packed_rows
 
@@ -56,7 +56,7 @@ class Project:
     def bundle_root(self) -> Path:
         return self.root / "artifacts/bundle"
 
-    def network(self) -> ImageNetwork:
+    def network(self) -> Network:
         return load_network(self.checkpoint)
 
     def split(self, name: str) -> PackedSplit:

@@ -6,24 +6,33 @@ from typing import Any
 from slipway import files
 from slipway.bundle import Bundle, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
 from slipway.certificate import Execution
+from slipway.columns import Column, ColumnContract
+from slipway.input_contract import InputContract, input_name
 from slipway.passport import Machine, Passport, Profile
 from slipway.preprocess import ImageContract
 
 LABELS = ["cat", "dog", "emu"]
 MACHINE = Machine(tensorrt_version="10.16.1", cuda_version="13.0", driver_version="13.1", gpu="H200", compute_capability="9.0")
 TENSORRT_FP16 = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
+COLUMN = {
+    "name": "x", "kind": "number", "required": True, "min": None, "max": None, "has_missing": False, "categories": [],
+    "mean": 0.0, "std": 1.0, "fill": 0.0, "quantiles": [],
+}  # fmt: skip
+COLUMNS = ColumnContract(kind="columns", columns=[Column.model_validate(COLUMN)])
 CONTRACT = ImageContract(kind="images", transform=None, size_px=4, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 
 
-def write_small_bundle(root: Path, model: bytes = b"a graph", labels: list[str] = LABELS) -> LoadedBundle:
+def write_small_bundle(
+    root: Path, model: bytes = b"a graph", labels: list[str] = LABELS, contract: InputContract = CONTRACT
+) -> LoadedBundle:
     root.mkdir(parents=True, exist_ok=True)
     files.write_bytes(root / "model_fp16.onnx", model)
     manifest = Bundle.model_validate(
         {
             "format_version": 2,
-            "task": "image_classification" if labels else "image_regression",
-            "input": CONTRACT,
-            "input_name": "image",
+            "task": f"{'table' if contract.kind == 'columns' else 'image'}_{'classification' if labels else 'regression'}",
+            "input": contract,
+            "input_name": input_name(contract),
             "output": {"kind": "probabilities" if labels else "value", "labels": labels},
             "output_name": "probabilities" if labels else "value",
             "max_batch_size": 8,

@@ -16,12 +16,13 @@ from slipway.certificate import Execution
 from slipway.data.samples import Fault, RawSample
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import TestRows
-from slipway.export.http_hop import Payload, ServiceClient, original_payloads
-from tests.export.small_bundle import LABELS, write_small_bundle
+from slipway.export.http_hop import Payload, ServiceClient, original_payloads, row_payloads
+from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 ACTUAL = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
 PAYLOADS = [bytes([number]) * 10 for number in range(20)]
 Change = Callable[[dict[str, Any]], dict[str, Any]]
+Answer = Callable[[bytes, str], dict[str, Any]]
 
 
 def answer_to(content: bytes, version: str) -> dict[str, Any]:
@@ -33,7 +34,9 @@ def answer_to(content: bytes, version: str) -> dict[str, Any]:
 
 
 @contextmanager
-def service(bundle: LoadedBundle, change: Change = lambda answer: answer, status: int = 200, model: Any = None) -> Iterator[ServiceClient]:
+def service(
+    bundle: LoadedBundle, change: Change = lambda answer: answer, status: int = 200, model: Any = None, answer: Answer = answer_to
+) -> Iterator[ServiceClient]:
     """A real HTTP server that answers like the service, and a client for it."""
     execution = {"requested": {"provider": "auto", "variant": "auto"}, "actual": ACTUAL.model_dump()}
     card = model if model is not None else {"model_version": bundle.version, "execution": execution}
@@ -46,7 +49,7 @@ def service(bundle: LoadedBundle, change: Change = lambda answer: answer, status
 
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["content-length"]))
-            self._answer(status, change(answer_to(content, bundle.version)))
+            self._answer(status, change(answer(content, bundle.version)))
 
         def _answer(self, status: int, content: Any) -> None:
             body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -90,9 +93,9 @@ def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_pat
     with service(bundle) as client:
         measured = client.measure(payloads(order=list(reversed(range(20)))), len(PAYLOADS), timing_rounds=2, actual=ACTUAL)
     expected = [list(answer_to(content, "")["probabilities"].values()) for content in PAYLOADS]
-    assert measured.outputs.tolist() == expected
-    assert measured.latency_ms > 0
-    assert measured.rows_per_second > 0
+    assert measured.alone.outputs.tolist() == expected
+    assert measured.alone.latency_ms > 0
+    assert measured.alone.rows_per_second > 0
 
 
 def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path) -> None:
@@ -171,3 +174,85 @@ def test_a_sample_at_another_place_is_refused() -> None:
     moved = [replace(sample(0, PAYLOADS[0]), source="elsewhere")]
     with pytest.raises(IntegrityError, match="elsewhere changed"):
         list(original_payloads(moved, packed_rows()))
+
+
+Raw = tuple[str, str, dict[str, Any]]
+ROWS: list[Raw] = [(str(number), f"id{number}", {"x": float(number), "name": "Zürich", "gone": None}) for number in range(150)]
+
+
+def answer_to_rows(content: bytes, version: str) -> dict[str, Any]:
+    """As the service answers to one row or to several, by the number in each."""
+    asked = json.loads(content)
+
+    def answer(row: dict[str, Any]) -> dict[str, Any]:
+        return answer_to(bytes([int(row["x"])]), version)
+
+    def prediction(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: answer(row)[name] for name in ("label", "probabilities")}
+
+    if "rows" in asked:
+        return {"predictions": [prediction(row) for row in asked["rows"]], "model_version": version, "request_id": "1"}
+    return answer(asked)
+
+
+def table_rows() -> TestRows:
+    sources, ids = [source for source, _, _ in ROWS], [row_id for _, row_id, _ in ROWS]
+    return TestRows("table_classification", LABELS, ids, sources, np.zeros((len(ROWS), 1), dtype=np.float32), np.zeros(len(ROWS)))
+
+
+def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its_row(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def noting(content: bytes, version: str) -> dict[str, Any]:
+        asked.append(len(json.loads(content).get("rows", [])))
+        return answer_to_rows(content, version)
+
+    with service(write_small_bundle(tmp_path, contract=COLUMNS), answer=noting) as client:
+        measured = client.measure(row_payloads(reversed(ROWS), table_rows()), len(ROWS), timing_rounds=1, actual=ACTUAL)
+    expected = [list(answer_to(bytes([number]), "")["probabilities"].values()) for number in range(len(ROWS))]
+    assert measured.together is not None
+    assert measured.alone.outputs.tolist() == measured.together.outputs.tolist() == expected
+    assert asked.count(0) == len(ROWS) + 1  # each alone, and one for the latency
+    assert sorted(size for size in asked if size) == [1, 1, 1, 1, 2, 2, 7, 7, 64, 64]  # twice 74, then what is left
+
+
+def test_images_are_sent_alone_only(tmp_path: Path) -> None:
+    with service(write_small_bundle(tmp_path)) as client:
+        assert client.measure(payloads(), len(PAYLOADS), timing_rounds=1, actual=ACTUAL).together is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda answer: answer | {"predictions": answer["predictions"][1:]}, "gave 2 predictions"),
+        (lambda answer: answer | {"predictions": answer["predictions"] * 2}, "gave 6 predictions"),
+        (lambda answer: answer | {"predictions": [{"value": 1.0}] * 3}, "not of the form"),
+        (lambda answer: {"model_version": answer["model_version"]}, "not of the form"),
+        (lambda answer: answer | {"model_version": "other"}, "answered as model 'other'"),
+    ],
+)
+def test_predictions_that_do_not_fit_their_rows_are_refused(tmp_path: Path, change: Change, message: str) -> None:
+    some = list(row_payloads(ROWS, table_rows()))[:3]
+    bundle = write_small_bundle(tmp_path, contract=COLUMNS)
+    with service(bundle, answer=answer_to_rows) as client:
+        assert client.predict_together(some).shape == (3, len(LABELS))
+    with service(bundle, change, answer=answer_to_rows) as client, pytest.raises(ParityError, match=message) as caught:
+        client.predict_together(some)
+    assert "3 rows in one request, from row id0" in str(caught.value)
+
+
+def test_a_row_that_changed_since_packing_or_comes_twice_or_is_gone_is_refused() -> None:
+    cases: list[tuple[list[Raw], str]] = [
+        ([("7", "other", {"x": 7.0}), *ROWS], "^7 changed since it was packed"),
+        ([ROWS[3], *ROWS], "^3 changed"),
+        ([*ROWS, ("151", "id151", {"x": 1.0})], "^151 changed"),
+        (ROWS[1:], "1 test rows are gone from the raw data, the first is 0"),
+    ]
+    for raw, message in cases:
+        with pytest.raises(IntegrityError, match=message):
+            list(row_payloads(raw, table_rows()))
+
+
+def test_a_number_that_json_cannot_hold_is_never_sent() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        list(row_payloads([("0", "id0", {"x": float("nan")})], table_rows()))

@@ -18,7 +18,7 @@ from slipway.export.http_hop import Payload
 from slipway.export.service_hop import ServiceHop, not_tried
 from slipway.metrics import Resampling
 from slipway.params import Params
-from tests.export.small_bundle import LABELS, write_small_bundle
+from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +37,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
+TABLE_SERVICE = SERVICE.replace(
+    'def do_POST(self): self.answer(book[hashlib.sha256(self.rfile.read(int(self.headers["content-length"]))).hexdigest()])',
+    """def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "rows" in asked: answer = {"predictions": [book["together"][row["x"]] for row in asked["rows"]]}
+        else: answer = book["alone"][asked["x"]]
+        self.answer(answer | {"model_version": book["version"]})""",
+)
 PAYLOADS = [bytes([number]) for number in range(12)]
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 
@@ -68,6 +76,28 @@ def run_hop(
 
 def payloads(rows: TestRows) -> Iterator[Payload]:
     return (Payload(position, rows.ids[position], content) for position, content in enumerate(PAYLOADS))
+
+
+ROWS = [json.dumps({"x": number}).encode() for number in range(len(PAYLOADS))]
+
+
+def run_table_hop(tmp_path: Path, params: Params, alone: NDArray[np.float32], together: NDArray[np.float32]) -> Hop:
+    """The hop with a service that answers `alone` to rows in requests of their own and `together` to several in one."""
+    bundle = write_small_bundle(tmp_path / "bundle", contract=COLUMNS)
+    book = make_book(bundle, outputs(), FP32)
+    (tmp_path / "service.py").write_text(TABLE_SERVICE)
+    answers = {"alone": answers_by_row(alone), "together": answers_by_row(together), "version": bundle.version}
+    (tmp_path / "book.json").write_text(json.dumps(book | answers))
+    service = ServiceHop([sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")], {}, tmp_path / "log")
+    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0)
+    reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
+    payloads = (Payload(position, judge.rows.ids[position], content, "application/json") for position, content in enumerate(ROWS))
+    return service.run(judge, bundle, [(reference, before)], payloads, params.verify)
+
+
+def answers_by_row(answers: NDArray[np.float32]) -> list[dict[str, Any]]:
+    labelled = (dict(zip(LABELS, row.tolist(), strict=True)) for row in answers)
+    return [{"label": max(row, key=lambda name: row[name]), "probabilities": row} for row in labelled]
 
 
 def make_book(bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execution) -> dict[str, Any]:
@@ -111,6 +141,34 @@ def test_a_service_that_does_not_start_differs_with_its_last_words(tmp_path: Pat
     hop = run_hop(tmp_path, export_params, outputs(), command=[sys.executable, "-c", "raise SystemExit('no model here')"])
     assert hop.status == "differs"
     assert "no model here" in hop.reason
+
+
+def test_rows_that_are_answered_alike_alone_and_together_agree(tmp_path: Path, export_params: Params) -> None:
+    hop = run_table_hop(tmp_path, export_params, outputs(), outputs())
+    assert (hop.status, hop.rows, hop.max_difference) == ("agrees", len(ROWS), 0.0)
+
+
+def test_rows_that_are_mixed_up_only_in_one_request_differ_and_it_says_so(tmp_path: Path, export_params: Params) -> None:
+    mixed = outputs()
+    mixed[[4, 5]] = mixed[[5, 4]]
+    hop = run_table_hop(tmp_path, export_params, outputs(), mixed)
+    assert hop.status == "differs"
+    assert hop.reason.startswith("several rows in one request: the largest difference")
+
+
+def test_rows_that_are_wrong_only_alone_differ(tmp_path: Path, export_params: Params) -> None:
+    hop = run_table_hop(tmp_path, export_params, outputs()[::-1], outputs())
+    assert (hop.status, hop.reason.startswith("several")) == ("differs", False)
+
+
+def test_of_both_forms_the_one_that_is_further_off_is_certified(tmp_path: Path, export_params: Params) -> None:
+    off = outputs()
+    off[3] += np.array([1e-7, -1e-7, 0], dtype=np.float32)
+    for number, (alone, together) in enumerate(((off, outputs()), (outputs(), off))):
+        hop = run_table_hop(tmp_path / str(number), export_params, alone, together)
+        assert hop.status == "agrees"
+        assert hop.max_difference is not None
+        assert 5e-8 < hop.max_difference < 2e-7
 
 
 def test_after_an_earlier_fault_the_service_is_not_tried() -> None:

@@ -46,7 +46,7 @@ def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -
     return BuildRequest(
         model=bundle.model_bytes(variant),
         input_name=bundle.manifest.input_name,
-        image_shape=bundle.manifest.input.shape,
+        row_shape=bundle.manifest.input.shape,
         profile=Profile(smallest=1, optimal=8, largest=32),
         workspace_bytes=256 << 20,
         timing_cache=timing_cache,

@@ -9,13 +9,16 @@ from slipway.bundle import OutputContract
 from slipway.certificate import Execution
 from slipway.data.packed import PackedSplit
 from slipway.errors import ParityError
+from slipway.export.half_precision import LAYERS
 from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
+from slipway.preprocess import ImageContract
 from slipway.runtime import open_onnx
 from tests.export.conftest import Project
 from tests.packed_rows import packed_split
 
 PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b"])
 VALUE = OutputContract(kind="value", labels=[])
+PIXEL = ImageContract(kind="images", transform=None, size_px=1, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 
 
 class FixedRunner:
@@ -66,14 +69,14 @@ def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order() -> Non
     whole = split(100)
     order = np.random.default_rng(0).permutation(100)
     shuffled = packed_split(whole.inputs[order], whole.targets[order], [whole.ids[row] for row in order], whole.sources)
-    chosen = set(calibration_rows(whole, 7, 20).ravel().tolist())
+    chosen = set(calibration_rows(whole, PIXEL, 7, 20).ravel().tolist())
     assert len(chosen) == 20
-    assert set(calibration_rows(shuffled, 7, 20).ravel().tolist()) == chosen
-    assert set(calibration_rows(whole, 8, 20).ravel().tolist()) != chosen
+    assert set(calibration_rows(shuffled, PIXEL, 7, 20).ravel().tolist()) == chosen
+    assert set(calibration_rows(whole, PIXEL, 8, 20).ravel().tolist()) != chosen
 
 
 def test_more_calibration_rows_than_there_are_means_all() -> None:
-    assert len(calibration_rows(split(10), 7, 512)) == 10
+    assert len(calibration_rows(split(10), PIXEL, 7, 512)) == 10
 
 
 def test_the_largest_activation_of_every_tensor_is_found() -> None:
@@ -144,13 +147,11 @@ def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier:
 @pytest.mark.slow
 def test_precision_is_in_the_graph(classifier: Project) -> None:
     bundle = classifier.bundle()
-    kinds = {
-        variant: {tensor.data_type for tensor in onnx.load_model_from_string(bundle.model_bytes(variant)).graph.initializer}
-        for variant in PRECISION
-    }
+    graphs = {variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph for variant in PRECISION}
+    kinds = {variant: {tensor.data_type for tensor in graph.initializer} for variant, graph in graphs.items()}
     tensor = onnx.TensorProto
-    assert tensor.FLOAT16 in kinds["fp16"]
-    assert tensor.FLOAT not in kinds["fp16"]
+    layers = {name for node in graphs["fp16"].node if node.op_type in LAYERS for name in node.input}
+    assert {weight.data_type for weight in graphs["fp16"].initializer if weight.name in layers} == {tensor.FLOAT16}
     assert {tensor.INT8, tensor.UINT8, tensor.INT32} <= kinds["int8"]
     assert tensor.INT8 in kinds["int8_tensorrt"]
     assert not {tensor.UINT8, tensor.INT32} & kinds["int8_tensorrt"]  # TensorRT takes neither

@@ -14,7 +14,7 @@ from slipway.data import packed
 from slipway.data.packed import PackedManifest, TargetScale
 from slipway.params import Params, parse_params
 from slipway.preprocess import ImageContract
-from slipway.training.networks import ImageNetwork, NetworkSpec, build_network, save_checkpoint
+from slipway.training.networks import Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.prediction import predict
 from tests.model_cards import model_card
 from tests.packed_rows import packed_rows
@@ -34,7 +34,7 @@ def spec(task: Task) -> NetworkSpec:
     )
 
 
-def network(task: Task) -> ImageNetwork:
+def network(task: Task) -> Network:
     torch.manual_seed(4)
     return build_network(spec(task)).eval()
 

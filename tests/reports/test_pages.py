@@ -5,15 +5,18 @@ import io
 import re
 import xml.etree.ElementTree
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from slipway.bundle import Metric
+from slipway.columns import Column, ColumnContract
 from slipway.errors import MetricError
 from slipway.metrics import Resampling, measure
 from slipway.params import Gate
+from slipway.preprocess import ImageContract
 from slipway.reports import charts, html_page
 from slipway.reports.charts import Series
 from slipway.reports.evaluation import Evaluation, GateResult
@@ -22,6 +25,7 @@ from slipway.reports.html_page import Html, Section
 
 EVIL = "<script>alert('1')</script>\"&"
 FOREIGN = re.compile(r"https?:|[\"'(]//|<script|<link|<iframe|@import|url\(", re.IGNORECASE)
+CONTRACT = ImageContract(kind="images", transform=None, size_px=4, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 _VOID = {"meta", "img", "link", "br"}
 
 
@@ -74,7 +78,7 @@ def whole_page(classes: list[str]) -> str:
     gates = [GateResult(name, Gate(min=99, max=None), found.metrics[name]), GateResult(name, Gate(min=None, max=9), found.metrics[name])]
     curves = {EVIL: [Series(EVIL, [1, 2], [3, 4]), Series("val", [1, 2], [2, 2])]}
     pixels = np.random.default_rng(0).integers(0, 256, size=(40, 4, 4, 3), dtype=np.uint8)
-    return evaluation_page(found, gates, pixels, curves, f"about {EVIL}")
+    return evaluation_page(found, gates, pixels, CONTRACT, curves, f"about {EVIL}")
 
 
 @pytest.mark.parametrize("classes", [["ape", EVIL, "bee"], [f"{EVIL}{index}" for index in range(60)], []])
@@ -85,6 +89,36 @@ def test_an_evaluation_page_is_whole_escaped_and_loads_nothing(classes: list[str
     assert "&lt;script&gt;" in document
     assert "✗ missed" in document
     assert "✓ passed" in document
+
+
+def test_the_worst_rows_of_a_table_are_shown_with_their_cells() -> None:
+    column: dict[str, Any] = {
+        "required": False,
+        "min": None,
+        "max": None,
+        "categories": [],
+        "fill": 0.0,
+        "quantiles": [],
+        "mean": 0,
+        "std": 1,
+    }
+    contract = ColumnContract(
+        kind="columns",
+        columns=[
+            Column.model_validate(column | {"name": "place", "kind": "category", "has_missing": True, "categories": [EVIL]}),
+            Column.model_validate(column | {"name": "rooms", "kind": "number", "has_missing": True, "mean": 10, "std": 4}),
+            Column.model_validate(column | {"name": "day", "kind": "date", "has_missing": False, "mean": 20000, "std": 2}),
+            Column.model_validate(column | {"name": "garden", "kind": "boolean", "has_missing": False, "mean": 0.5, "std": 0.5}),
+        ],
+    )  # fmt: skip
+    rows = np.tile(np.array([0.5, 1, -1, 0, 1], dtype=np.float32), (40, 1))  # rooms, day, garden, rooms is missing, place
+    found = evaluation([])
+    rows[found.worst(1)[0]] = [9.0, 0, 1, 1, 0]
+    document = evaluation_page(found, [], rows, contract, {}, "about")
+    assert not FOREIGN.search(document)
+    assert faults(document) == []
+    for text in ("<td>&lt;script&gt;", ">12<", "2024-10-06", ">false<", ">missing<", "2024-10-04", ">true<", "missing or unknown"):
+        assert text in document, text
 
 
 def test_a_foreign_reference_and_an_unclosed_tag_would_be_seen() -> None:

@@ -13,6 +13,8 @@ from PIL import Image
 from slipway import bundle as bundles
 from slipway.bundle import Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
 from slipway.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.columns import Column, ColumnContract
+from slipway.contract import Task
 from slipway.preprocess import ImageContract
 
 SIZE_PX = 8
@@ -21,6 +23,62 @@ CONTRACT = ImageContract(
     kind="images", transform=None, size_px=SIZE_PX, channels=3, fit="stretch", interpolation="bilinear", max_pixels=50_000_000
 )
 WEIGHTS = np.random.default_rng(7).normal(size=(SIZE_PX * SIZE_PX * 3, len(LABELS))).astype(np.float32) / 800
+
+
+def column(name: str, kind: Literal["number", "category", "boolean", "date"] = "number", **changes: Any) -> Column:
+    """A column without bounds that training rows never lacked; `changes` replace its fields."""
+    fields: dict[str, Any] = {"required": False, "min": None, "max": None, "has_missing": False, "categories": [], "quantiles": []}
+    numbers = {"number": (40.0, 12.5, 38.5), "category": (0.0, 1.0, 0.0), "boolean": (0.3, 0.45, 0.0), "date": (18000.0, 900.0, 18100.0)}
+    mean, std, fill = numbers[kind]
+    return Column.model_validate({"name": name, "kind": kind, "mean": mean, "std": std, "fill": fill} | fields | changes)
+
+
+COLUMNS = ColumnContract(
+    kind="columns",
+    columns=[
+        column("age", min=0.0, max=120.0),
+        column("income", has_missing=True, mean=3.2e4, std=1.1e4, fill=3.0e4),
+        column("colour", "category", categories=["red", "green", "blue"]),
+        column("city", "category", has_missing=True, categories=["O'Hare <b>", "Zürich"]),
+        column("member", "boolean"),
+        column("since", "date", has_missing=True),
+    ],
+)
+ROW: dict[str, Any] = {"age": 41, "income": 28500.5, "colour": "green", "city": "Zürich", "member": True, "since": "2021-03-04"}
+ROW_WEIGHTS = np.random.default_rng(8).normal(size=(COLUMNS.shape[0], len(LABELS))).astype(np.float32)
+
+
+def table_row(number: int) -> dict[str, Any]:
+    """A right row, another one for each `number`; some lack a city."""
+    row = ROW | {"age": number % 120, "income": 20000.5 + number, "colour": ["red", "green", "blue"][number % 3], "member": number % 2 == 0}
+    return {name: value for name, value in row.items() if number % 5 or name != "city"}
+
+
+def row_probabilities(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What `row_classifier` answers to (rows, width) encoded rows, in numpy."""
+    logits = vectors @ ROW_WEIGHTS
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return answer
+
+
+def row_classifier() -> onnx.ModelProto:
+    """An encoded row times ROW_WEIGHTS, softmax."""
+    nodes = [
+        helper.make_node("MatMul", ["row", "weights"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    return _model(nodes, [numpy_helper.from_array(ROW_WEIGHTS, "weights")], "probabilities", len(LABELS), _encoded_rows())
+
+
+def row_sum() -> onnx.ModelProto:
+    """The sum of an encoded row."""
+    nodes = [helper.make_node("ReduceSum", ["row", "axes"], ["value"], keepdims=1)]
+    return _model(nodes, [numpy_helper.from_array(np.array([1], dtype=np.int64), "axes")], "value", 1, _encoded_rows())
+
+
+def _encoded_rows() -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info("row", TensorProto.FLOAT, ["N", *COLUMNS.shape])
 
 
 def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -53,10 +111,17 @@ def log_of_mean() -> onnx.ModelProto:
     return _model(nodes, [numpy_helper.from_array(np.array([1], dtype=np.int64), "axes")], "value", 1)
 
 
-def _model(nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto], output: str, width: int) -> onnx.ModelProto:
+def _model(
+    nodes: list[onnx.NodeProto],
+    constants: list[onnx.TensorProto],
+    output: str,
+    width: int,
+    taken: onnx.ValueInfoProto | None = None,
+) -> onnx.ModelProto:
+    """A model that takes `taken`, or images."""
     image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", SIZE_PX, SIZE_PX, 3])
     answer = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])
-    graph = helper.make_graph(nodes, "tiny", [image], [answer], constants)
+    graph = helper.make_graph(nodes, "tiny", [taken or image], [answer], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
@@ -67,11 +132,17 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     (root / "model_fp32.onnx").write_bytes(graph.SerializeToString())
     models: dict[str, ModelFile] = {"fp32": bundles.describe_model(root / "model_fp32.onnx", "fp32", ["cpu", "cuda"])}
     is_value = graph.graph.output[0].name == "value"
+    is_table = graph.graph.input[0].name == "row"
+    task: Task
+    if is_table:
+        task = "table_regression" if is_value else "table_classification"
+    else:
+        task = "image_regression" if is_value else "image_classification"
     manifest = Bundle(
         format_version=2,
-        task="image_regression" if is_value else "image_classification",
-        input=CONTRACT,
-        input_name="image",
+        task=task,
+        input=COLUMNS if is_table else CONTRACT,
+        input_name=graph.graph.input[0].name,
         output=OutputContract(kind="value", labels=[]) if is_value else OutputContract(kind="probabilities", labels=LABELS),
         output_name=graph.graph.output[0].name,
         max_batch_size=16,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serving.settings import Settings, read_settings
-from tests.serving.bundles import certify, write_bundle
+from tests.serving.bundles import certify, row_classifier, write_bundle
 
 MakeSettings = Callable[..., Settings]
 
@@ -16,6 +16,13 @@ def certified(tmp_path: Path) -> Path:
     """A folder with a `bundle` and its `certificate.json`."""
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     return tmp_path
+
+
+@pytest.fixture
+def certified_table(certified: Path) -> Path:
+    """The same folder with a bundle for rows of a table."""
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier()))
+    return certified
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, environment, running
+from tests.structure.closure import closure, imported_modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES: list[str] = PROJECT["tool"]["bentoml"]["build"]["python"]["packages"]
@@ -23,6 +24,18 @@ def names(requirements: list[str]) -> set[str]:
 
 def test_a_bento_has_all_of_the_serve_extra() -> None:
     assert names(PROJECT["project"]["optional-dependencies"]["serve"]) <= names(PACKAGES)
+
+
+def test_a_bento_has_what_ring_0_needs_in_the_service() -> None:
+    """Tables and parameters are files between stages, which the service never reads."""
+    unused = {"pyarrow", "pyyaml"}
+    modules = {"pyarrow", "yaml"}
+    assert names(PROJECT["project"]["dependencies"]) - unused <= names(PACKAGES)
+    reached = {
+        module.split(".")[0] for path in closure(ROOT, [ROOT / "serving/service.py"]) for module in imported_modules(path.read_text())
+    }
+    assert "numpy" in reached  # the twin: what is imported is seen
+    assert not reached & modules
 
 
 def test_a_bento_has_the_versions_of_the_lock() -> None:

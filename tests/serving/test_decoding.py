@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from serving import decoding
-from serving.decoding import INLINE_BYTES, INLINE_PIXELS, Decoder
+from serving.decoding import INLINE_BYTES, INLINE_PIXELS, ImageDecoder
 from serving.reading import image_from_form
 from serving.responses import Refusal
 from slipway.preprocess import array_from_bytes
@@ -27,8 +27,8 @@ def decoding_threads(monkeypatch: pytest.MonkeyPatch, payload: bytes) -> set[str
         return array_from_bytes(content, CONTRACT)
 
     monkeypatch.setattr(decoding, "array_from_bytes", noting)
-    decoder = Decoder(CONTRACT)
-    assert np.array_equal(asyncio.run(decoder.decode(payload)), array_from_bytes(payload, CONTRACT))
+    decoder = ImageDecoder(CONTRACT)
+    assert np.array_equal(asyncio.run(decoder.decode(payload)).inputs[0], array_from_bytes(payload, CONTRACT))
     decoder.close()
     return seen
 
@@ -56,9 +56,9 @@ PIECES = [b"--b", b"--b--", b"\r\n", b'Content-Disposition: form-data; name="ima
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(HEADS), st.binary(max_size=300))
 def test_bytes_are_an_image_or_a_refusal_whatever_they_are(head: bytes, tail: bytes) -> None:
-    decoder = Decoder(CONTRACT)
+    decoder = ImageDecoder(CONTRACT)
     answer = refusal_or(lambda: asyncio.run(decoder.decode(head + tail)))
-    assert answer.field == "image" if isinstance(answer, Refusal) else answer.shape == CONTRACT.shape
+    assert answer.field == "image" if isinstance(answer, Refusal) else answer.inputs.shape == (1, *CONTRACT.shape)
     decoder.close()
 
 

@@ -2,8 +2,7 @@ import asyncio
 import io
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,60 +10,16 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from starlette.types import Receive, Scope, Send
 
 from serving.front import PASSED_ON, Front
 from serving.inference import Inference
 from serving.responses import ERRORS
-from serving.settings import Settings
 from slipway.preprocess import array_from_bytes
 from tests.serving.bundles import CONTRACT, LABELS, certify, log_of_mean, picture, probabilities, write_bundle
 from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import behind, error_of, metric, run
 
 PNG = {"content-type": "image/png"}
-Work = Callable[[httpx.AsyncClient, Inference], Coroutine[Any, Any, None]]
-
-
-async def behind(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands for BentoML's application."""
-    await send({"type": "http.response.start", "status": 299, "headers": []})
-    await send({"type": "http.response.body", "body": b"behind"})
-
-
-@asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, Inference]]:
-    inference = Inference(settings)
-    inference.start()
-    await inference.loaded()
-    transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
-        yield client, inference
-    await inference.stop()
-
-
-def run(settings: Settings, work: Work) -> None:
-    async def main() -> None:
-        async with serving(settings) as (client, inference):
-            await work(client, inference)
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error, after checking that the answer has the one shape."""
-    content = response.json()
-    assert list(content) == ["error"]
-    error: dict[str, Any] = content["error"]
-    assert list(error) == ["code", "message", "field", "request_id"]
-    assert response.status_code == ERRORS[error["code"]]
-    assert response.headers["x-request-id"] == error["request_id"]
-    assert len(error["message"]) > 20
-    return error
-
-
-def metric(inference: Inference, line: str) -> float:
-    found = re.search(rf"^{re.escape(line)} (\S+)$", inference.exposition().decode(), re.MULTILINE)
-    return float(found.group(1)) if found else 0.0
 
 
 def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings) -> None:

@@ -6,15 +6,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.model import InvalidAnswerError, load_model
+from serving.model import InvalidAnswerError, example_inputs, load_model
 from serving.selection import select
 from slipway import files, runtime
 from slipway.bundle import LoadedBundle, describe_model, load_bundle
 from slipway.certificate import Execution, read_certificate
+from slipway.columns import Column, ColumnContract
 from slipway.errors import BundleError, CertificateError, IntegrityError, SlipwayError, UnavailableError
 from slipway.passport import Machine, Passport, Profile, read_passport, read_plan, write_engine
+from slipway.preprocess import TransformContract
 from slipway.runtime import Runner
-from tests.serving.bundles import CONTRACT, LABELS, certify, classifier, hop, log_of_mean, probabilities, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    LABELS,
+    certify,
+    classifier,
+    column,
+    hop,
+    log_of_mean,
+    probabilities,
+    row_classifier,
+    row_probabilities,
+    row_sum,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings
 
 ENGINE_FP32 = Execution(backend="tensorrt", provider="tensorrt", precision="fp32", variant="fp32")
@@ -96,6 +112,48 @@ def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(certified: Path, m
         certify(certified / "certificate.json", write_bundle(certified / "bundle", input=contract))
         with pytest.raises(BundleError, match="does not take"):
             load_model(make_settings())
+
+
+def test_a_tables_bundle_is_loaded_and_answers(certified_table: Path, make_settings: MakeSettings) -> None:
+    model = load_model(make_settings())
+    rows = np.random.default_rng(0).normal(size=(5, *COLUMNS.shape)).astype(np.float32)
+    assert np.allclose(model.run(rows), row_probabilities(rows), atol=1e-6)
+
+
+def test_the_example_inputs_of_a_table_are_rows_that_it_may_have() -> None:
+    rows = example_inputs(COLUMNS, 16)
+    assert (rows.dtype.name, rows.shape) == ("float32", (16, *COLUMNS.shape))
+    values, indicators, codes = np.split(rows, [len(COLUMNS.numeric), len(COLUMNS.numeric) + len(COLUMNS.indicated)], axis=1)
+    assert np.abs(values).max() <= 1
+    assert set(indicators.ravel()) == {0, 1}
+    assert [set(column) for column in codes.T] == [{1, 2, 3}, {0, 1, 2}]
+
+
+@pytest.mark.parametrize("contract", [[column("age")], [column(str(number)) for number in range(20)]])
+def test_a_tables_graph_that_contradicts_its_columns_fails_in_warm_up(
+    certified: Path, make_settings: MakeSettings, contract: list[Column]
+) -> None:
+    for graph in (row_classifier(), row_sum()):
+        changed = write_bundle(certified / "bundle", graph, input=ColumnContract(kind="columns", columns=contract))
+        certify(certified / "certificate.json", changed)
+        with pytest.raises(BundleError, match="does not take"):
+            load_model(make_settings())
+
+
+@pytest.mark.parametrize("columns", [[], [column("age"), column("age")]])
+def test_columns_that_cannot_be_told_apart_are_not_served(certified: Path, make_settings: MakeSettings, columns: list[Column]) -> None:
+    contract = ColumnContract(kind="columns", columns=columns)
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+    with pytest.raises(BundleError, match="expected one or more different names"):
+        load_model(make_settings())
+
+
+def test_images_that_need_a_function_that_is_not_here_are_not_served(certified: Path, make_settings: MakeSettings) -> None:
+    transform = TransformContract(function="faces.crop:largest", sha256="0" * 64)
+    changed = write_bundle(certified / "bundle", input=CONTRACT.model_copy(update={"transform": transform}))
+    certify(certified / "certificate.json", changed)
+    with pytest.raises(BundleError, match=r"faces\.crop:largest, which this service cannot apply"):
+        load_model(make_settings())
 
 
 def test_fewer_labels_than_outputs_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:

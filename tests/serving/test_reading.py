@@ -1,10 +1,10 @@
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from serving.reading import MAX_PARTS, read_image
+from serving.reading import MAX_PARTS, read_image, read_payload
 from serving.responses import ClientGoneError, Refusal
 
 BOUNDARY = b"limit"
@@ -126,3 +126,24 @@ def test_a_form_with_anything_else_is_refused_naming_the_field(body: bytes, code
 )
 def test_a_form_without_a_usable_boundary_is_refused(content_type: bytes) -> None:
     assert refused(form(part()), content_type).code == "malformed_body"
+
+
+def read_as(kind: Literal["images", "columns"], content_type: bytes) -> bytes:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}"}
+
+    return asyncio.run(read_payload({b"content-type": content_type, b"content-length": b"2"}, receive, 10, kind))
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"APPLICATION/JSON", b"application/json; charset=UTF-8"])
+def test_json_is_read_for_a_table_and_refused_for_images(content_type: bytes) -> None:
+    assert read_as("columns", content_type) == b"{}"
+    with pytest.raises(Refusal, match="takes images, not JSON"):
+        read_as("images", content_type)
+
+
+@pytest.mark.parametrize("content_type", [b"image/png", b"multipart/form-data", b"application/octet-stream", b"text/plain", b"", b"\xff"])
+def test_other_content_types_are_refused_for_a_table(content_type: bytes) -> None:
+    with pytest.raises(Refusal, match="application/json") as refusal:
+        read_as("columns", content_type)
+    assert refusal.value.code == "unsupported_media_type"

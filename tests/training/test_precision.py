@@ -4,7 +4,7 @@ import pytest
 import torch
 from pytorch_lightning.strategies import DDPStrategy
 
-from slipway.training.networks import ImageNetwork, build_network
+from slipway.training.networks import Network, build_network
 from slipway.training.precision import fit_into_half
 from slipway.training.run import _prepare_process
 from slipway.training.strategies import Placement, PrecisionName, trainer_arguments
@@ -17,12 +17,12 @@ WITH_BUFFERS = [
 ]
 
 
-def _network(name: str, arguments: dict[str, Any], size_px: int) -> ImageNetwork:
+def _network(name: str, arguments: dict[str, Any], size_px: int) -> Network:
     torch.manual_seed(0)
     return build_network(spec(name=name, arguments=arguments, input=CONTRACT.model_copy(update={"size_px": size_px})))
 
 
-def _cast_parameters(network: ImageNetwork, dtype: torch.dtype) -> None:
+def _cast_parameters(network: Network, dtype: torch.dtype) -> None:
     """As DeepSpeed does: parameters alone."""
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,114 @@
+"""How long does `clean` take for a table, and does its time grow with the number of rows alone?
+
+`python -m bench.tables` writes CSV and Parquet files of 10 columns with planted faults, runs the stage's own work on them (reading,
+cleaning, report and files), the sizes interleaved, and prints and writes one table. Beside it stands what pyarrow takes to read the
+same file into typed columns, which is the least any tool would do.
+"""
+
+import shutil
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from bench.conditions import conditions
+from slipway import files
+from slipway.data.raw_tables import read_raw_table
+from slipway.data.rows import QUARANTINE, ROWS, write_table
+from slipway.data.table_cleaning import clean_table
+from slipway.data.table_files import write_cells
+from slipway.data.table_report import table_report
+from slipway.params import CleanParams, DataParams, load_params
+
+ROOT = Path.cwd()
+SCRATCH = ROOT / "tmp" / "bench" / "tables"
+RESULT = ROOT / "bench/results/tables.md"
+SIZES = (10_000, 100_000, 1_000_000)
+ROUNDS = 5
+PLANTED = 1_000  # one cell in so many rows is text where a number belongs, another is missing
+HEADER = "| Rows x columns | Format | Clean, median (min to max) | Of it on a core | Rows per core second | pyarrow reads it in | Bad cells planted, named |"
+
+
+def make_table(num_rows: int, seed: int = 3) -> pa.Table:
+    """Nine inputs (five numbers, a count, a category, a boolean, a date) and a numeric target, all as text, with planted faults."""
+    generator = np.random.default_rng(seed)
+    numbers = {f"number_{index}": generator.normal(50, 10, num_rows).round(4).astype(str).astype(object) for index in range(5)}
+    numbers["number_0"][::PLANTED] = "unknown"
+    numbers["number_1"][1::PLANTED] = ""
+    days = np.datetime64("2020-01-01") + generator.integers(0, 2000, num_rows)
+    columns = numbers | {
+        "count": generator.integers(0, 1000, num_rows).astype(str),
+        "town": generator.choice([f"town {index}" for index in range(200)], num_rows),
+        "owned": generator.choice(["yes", "no"], num_rows),
+        "built": days.astype(str),
+        "price": generator.normal(2e5, 5e4, num_rows).round(2).astype(str),
+    }
+    return pa.table({name: pa.array(values.tolist(), pa.string()) for name, values in columns.items()})
+
+
+def clean(path: Path, data: DataParams, params: CleanParams) -> int:
+    """Everything that the stage does after its imports; the number of cells that it named as bad."""
+    table = clean_table(read_raw_table(path), data, params)
+    with files.new_directory(SCRATCH / "clean") as folder:
+        write_table(folder / "rows.parquet", table.cleaned.rows, ROWS)
+        write_table(folder / "quarantine.parquet", table.cleaned.quarantine, QUARANTINE)
+        write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
+    table_report(table, data, params)
+    return sum(cell.rule == "type_violation" for cell, _ in table.ledger.bad_cells)
+
+
+def main() -> None:
+    """All sizes and formats, interleaved."""
+    params = load_params(ROOT / "params.yaml")
+    data = params.data.model_copy(update={"task": "table_regression", "target_column": "price"})
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    paths: dict[Path, int] = {}
+    for size in SIZES:
+        table = make_table(size)
+        pyarrow.csv.write_csv(table, SCRATCH / f"{size}.csv", pyarrow.csv.WriteOptions(quoting_style="none"))
+        typed = pyarrow.csv.read_csv(SCRATCH / f"{size}.csv")
+        pq.write_table(typed, SCRATCH / f"{size}.parquet")
+        paths |= {SCRATCH / f"{size}.csv": size, SCRATCH / f"{size}.parquet": size}
+    seconds: dict[Path, list[float]] = {path: [] for path in paths}
+    busy: dict[Path, list[float]] = {path: [] for path in paths}
+    reading: dict[Path, list[float]] = {path: [] for path in paths}
+    named = {}
+    for _ in range(ROUNDS):
+        for path in paths:
+            begin, begin_busy = time.perf_counter(), time.process_time()
+            named[path] = clean(path, data, params.clean)
+            seconds[path].append(time.perf_counter() - begin)
+            busy[path].append(time.process_time() - begin_busy)
+            read = pyarrow.csv.read_csv if path.suffix == ".csv" else pq.read_table
+            begin = time.perf_counter()
+            read(path)
+            reading[path].append(time.perf_counter() - begin)
+    lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
+    lines += [_line(path, size, seconds[path], busy[path], reading[path], named[path]) for path, size in paths.items()]
+    text = "\n".join(lines)
+    print(text)
+    note = f"n = {ROUNDS} interleaved rounds in one process, which writes everything that `clean` writes. {conditions('pyarrow', 'numpy')}"
+    files.write_text(RESULT, f"# Cleaning tables\n\n{text}\n\n{note}\n")
+    shutil.rmtree(SCRATCH)
+
+
+def _line(path: Path, size: int, seconds: list[float], busy: list[float], reading: list[float], named: int) -> str:
+    median = statistics.median(seconds)
+    cells = [
+        f"{size:,} x 10",
+        path.suffix[1:],
+        f"{median:.2f} s ({min(seconds):.2f} to {max(seconds):.2f})",
+        f"{statistics.median(busy):.2f} s",
+        f"{size / statistics.median(busy):,.0f}",
+        f"{statistics.median(reading):.2f} s",
+        f"{-(-size // PLANTED)}, {named}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""A CSV or Parquet table in memory, column by column: each column as its distinct cells and the code of each row.
+
+Work on a column then happens once for each distinct cell, whatever the number of rows. A row with too many or too few
+cells is named and left out; what makes the file as a whole unreadable is a DataError. The table has to fit into memory.
+"""
+
+import csv
+import io
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from slipway.errors import DataError
+
+Stored = Literal["text", "number", "boolean", "other"]
+DELIMITERS = (",", ";", "\t")
+_BLOCK_BYTES = 1 << 22
+_MAX_BLOCK_BYTES = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """One column as it is stored. Dates are text (ISO 8601); `other` is what Slipway has no kind for (lists, bytes).
+
+    `values` are its U distinct cells: stripped text, float64 or bool, without null. `codes` (N,) is the index of each row's
+    cell in it, -1 where there is none.
+    """
+
+    name: str
+    stored: Stored
+    values: pa.Array
+    codes: NDArray[np.int64]
+    arrow_type: str
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """The columns by name, the number of each row in the file (from 0, without the header), and the rows of a wrong length."""
+
+    columns: dict[str, RawColumn]
+    numbers: NDArray[np.int64]  # (N,) increasing
+    malformed: list[tuple[int, str]]  # number, and what was found
+
+    @property
+    def num_read(self) -> int:
+        """Rows in the file."""
+        return len(self.numbers) + len(self.malformed)
+
+
+def read_raw_table(path: Path) -> RawTable:
+    """Read a `.csv`, `.parquet` or `.pq` file whole; DataError if it cannot be."""
+    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+
+
+def _read_csv(path: Path) -> RawTable:
+    payload = _payload(path)
+    delimiter, names = _header(path, payload)
+    malformed: list[tuple[int, str]] = []
+    try:
+        table = _parse(payload, delimiter, names, malformed, min(_BLOCK_BYTES, len(payload)))
+    except pa.ArrowInvalid as error:
+        if "straddling" not in str(error):
+            raise _unreadable_csv(path, error) from error
+        malformed.clear()  # a row is longer than a block
+        try:
+            table = _parse(payload, delimiter, names, malformed, min(len(payload), _MAX_BLOCK_BYTES))
+        except pa.ArrowInvalid as again:
+            raise _unreadable_csv(path, again) from again
+    kept = np.ones(table.num_rows + len(malformed), bool)
+    kept[[number for number, _ in malformed]] = False
+    columns = {name: _text_column(name, table.column(index)) for index, name in enumerate(names)}
+    return RawTable(columns, np.flatnonzero(kept), malformed)
+
+
+def _parse(payload: bytes, delimiter: str, names: list[str], malformed: list[tuple[int, str]], block_bytes: int) -> pa.Table:
+    def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted
+        malformed.append((row.number - 2, f"{row.actual_columns} columns, the header has {row.expected_columns}"))
+        return "skip"
+
+    return pyarrow.csv.read_csv(
+        io.BytesIO(payload),
+        pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes),  # only one thread tells the number of a malformed row
+        pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in payload, invalid_row_handler=skip),
+        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), check_utf8=False, strings_can_be_null=False),
+    )
+
+
+def _unreadable_csv(path: Path, error: Exception) -> DataError:
+    return DataError(f"data.path {str(path)!r} is not a readable CSV: {error}. Expected UTF-8 text, a header, and quotes that close.")
+
+
+def _payload(path: Path) -> bytes:
+    try:
+        payload = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again.") from error
+    if not payload.strip():
+        raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
+    if payload.count(b'"') % 2:  # it would swallow every row that follows, in silence
+        raise DataError(f"data.path {str(path)!r} has a quotation mark that does not close. Write one inside a quoted cell twice.")
+    return payload.removeprefix(b"\xef\xbb\xbf") + (b"" if payload.endswith(b"\n") else b"\n")
+
+
+def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
+    """The separator and the names of the columns; DataError where there are none to tell columns by."""
+    lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", errors="surrogateescape", newline="")  # it reads ahead into the rows
+    try:
+        first = next(line for line in lines if line.strip("\r\n"))
+        delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
+        lines.seek(0)
+        names = next(row for row in csv.reader(lines, delimiter=delimiter) if row)
+        "".join(names).encode()
+    except (UnicodeError, csv.Error, StopIteration) as error:
+        raise _unreadable_csv(path, error) from error
+    _check_names(path, names)
+    return delimiter, names
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    twice = [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. Rename or remove the others.")
+
+
+def _read_parquet(path: Path) -> RawTable:
+    try:
+        table = pq.read_table(path, partitioning=None, use_threads=False, pre_buffer=False)
+        table.validate(full=True)  # a damaged file may hold text that is none
+        _check_names(path, table.schema.names)
+        columns = {name: _stored_column(name, table.column(index)) for index, name in enumerate(table.schema.names)}
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError, OverflowError, ValueError) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again.") from error
+    return RawTable(columns, np.arange(table.num_rows), [])
+
+
+def _stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _stored_column(name, column.cast(kind.value_type))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return _text_column(name, column.cast(pa.binary()))
+    if pa.types.is_boolean(kind):
+        return _encoded(name, "boolean", column, kind)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return _encoded(name, "number", pc.cast(column, pa.float64(), safe=False), kind)
+    if pa.types.is_date(kind):
+        return _encoded(name, "text", pc.strftime(column.cast(pa.timestamp("s")), "%Y-%m-%d"), kind)
+    if pa.types.is_timestamp(kind):
+        utc = pc.cast(column, pa.timestamp("us", kind.tz and "UTC"), safe=False)  # below microseconds it is cut
+        return _encoded(name, "text", pc.strftime(utc, "%Y-%m-%dT%H:%M:%S"), kind)
+    return RawColumn(name, "other", pa.array([], pa.string()), np.full(len(column), -1), str(kind))
+
+
+def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataType) -> RawColumn:
+    encoded = _whole(column).dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return RawColumn(name, stored, encoded.dictionary, codes, str(kind))
+
+
+def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
+    """From bytes: what is no UTF-8 gets replacement characters, and so is no number and no known category."""
+    raw = _encoded(name, "text", column, pa.string())
+    try:
+        text = raw.values.cast(pa.string())
+    except pa.ArrowInvalid:
+        text = pa.array([cell.decode(errors="replace") for cell in raw.values.to_pylist()], pa.string())
+    return RawColumn(name, "text", pc.utf8_trim_whitespace(text), raw.codes, "string")
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

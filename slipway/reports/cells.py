@@ -1,0 +1,40 @@
+"""An encoded row back to text, column by column, for people to read. A number has the seven digits that float32 keeps."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from numpy.typing import NDArray
+
+from slipway.columns import Column, ColumnContract
+
+MISSING = "missing"
+
+
+def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:
+    """(width,) float32 as `slipway.columns.encode` lays it out -> the text of each column, in the contract's order."""
+    num_values, num_indicators = len(contract.numeric), len(contract.indicated)
+    missing = {column.name for column, flag in zip(contract.indicated, row[num_values : num_values + num_indicators], strict=True) if flag}
+    cells = {
+        column.name: MISSING if column.name in missing else _number(float(value), column)
+        for column, value in zip(contract.numeric, row[:num_values], strict=True)
+    }
+    for column, code in zip(contract.categorical, row[num_values + num_indicators :], strict=True):
+        cells[column.name] = column.categories[int(code) - 1] if code else f"{MISSING} or unknown"
+    return {column.name: cells[column.name] for column in contract.columns}
+
+
+def _number(standardised: float, column: Column) -> str:
+    number = standardised * column.std + column.mean
+    if column.kind == "boolean":
+        return "true" if number > 0.5 else "false"
+    if column.kind == "date":
+        return _date(number)
+    digits = f"{number:.7g}"
+    return "0" if float(digits) == 0 or abs(number) < column.std * 1e-6 else digits
+
+
+def _date(days: float) -> str:
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=days)).date().isoformat()
+    except OverflowError:
+        return f"{days:.7g} days since 1970"

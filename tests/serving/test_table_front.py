@@ -1,0 +1,240 @@
+"""A bundle for rows of a table behind the front: both forms of a request, refusals, isolation."""
+
+import asyncio
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from serving.inference import Inference
+from serving.responses import ERRORS
+from slipway.columns import encode_rows, read_row
+from tests.serving.any_json import BODIES
+from tests.serving.bundles import (
+    COLUMNS,
+    LABELS,
+    ROW,
+    certify,
+    picture,
+    row_classifier,
+    row_probabilities,
+    row_sum,
+    table_row,
+    write_bundle,
+)
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import error_of, metric, run
+from tests.serving.test_front import slow_down
+
+JSON = {"content-type": "application/json"}
+ROWS = [table_row(number) for number in range(31)]
+pytestmark = pytest.mark.usefixtures("certified_table")
+
+
+def vectors(rows: list[dict[str, Any]]) -> NDArray[np.float32]:
+    """(rows, width) as in training."""
+    return encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)
+
+
+def expected(rows: list[dict[str, Any]]) -> NDArray[np.float32]:
+    return row_probabilities(vectors(rows))
+
+
+def probabilities(answer: dict[str, Any]) -> list[float]:
+    return [answer["probabilities"][label] for label in LABELS]
+
+
+def test_one_row_has_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        answer = (await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})).json()
+        assert list(answer) == ["label", "probabilities", "model_version", "request_id"]
+        assert answer["label"] == LABELS[int(expected([ROW])[0].argmax())]
+        assert answer["request_id"] == "mine-1"
+        assert np.allclose(probabilities(answer), expected([ROW])[0], atol=1e-6)
+
+    run(make_settings(), work)
+
+
+def test_several_rows_are_answered_in_their_order_over_several_batches(make_settings: MakeSettings) -> None:
+    rows = ROWS * 3
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        answer = (await client.post("/predict", json={"rows": rows})).json()
+        assert list(answer) == ["predictions", "model_version", "request_id"]
+        assert [list(prediction) for prediction in answer["predictions"]] == [["label", "probabilities"]] * len(rows)
+        assert np.allclose([probabilities(prediction) for prediction in answer["predictions"]], expected(rows), atol=1e-6)
+        assert metric(inference, "slipway_batch_size_sum") == len(rows)
+        assert metric(inference, "slipway_predict_seconds_count") == metric(inference, 'slipway_stage_seconds_count{stage="infer"}') == 1
+
+    run(make_settings(), work)
+
+
+def test_a_value_is_answered_for_each_row(certified: Path, make_settings: MakeSettings) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_sum()))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        one = (await client.post("/predict", json=ROW)).json()
+        assert list(one) == ["value", "model_version", "request_id"]
+        assert one["value"] == pytest.approx(float(vectors([ROW]).sum()), abs=1e-4)
+        several = (await client.post("/predict", json={"rows": [ROW, ROWS[1]]})).json()
+        assert [list(prediction) for prediction in several["predictions"]] == [["value"]] * 2
+        assert several["predictions"][0]["value"] == one["value"]
+
+    run(make_settings(), work)
+
+
+def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(make_settings: MakeSettings) -> None:
+    reached: list[NDArray[np.float32]] = []
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert inference._batcher
+        right = inference._batcher._run
+
+        def noting(batch: Any) -> Any:
+            reached.append(batch)
+            return right(batch)
+
+        inference._batcher._run = noting
+        assert (await client.post("/predict", json={"rows": ROWS})).status_code == 200
+
+    run(make_settings(), work)
+    assert np.concatenate(reached).tobytes() == vectors(ROWS).tobytes()
+
+
+def test_a_bad_row_never_reaches_the_model_and_its_31_neighbours_are_right(make_settings: MakeSettings) -> None:
+    bad: list[Any] = [ROW | {"age": -1}, {"rows": [ROW, ROW | {"colour": "mauve"}]}, {}]
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        sizes = await slow_down(inference, 0.001)
+        for content in bad:
+            sizes.clear()
+            answers = await asyncio.gather(*(client.post("/predict", json=row) for row in [*ROWS[:16], content, *ROWS[16:]]))
+            error_of(answers.pop(16))
+            assert np.allclose([probabilities(answer.json()) for answer in answers], expected(ROWS), atol=1e-6)
+            assert sum(sizes) == len(ROWS)
+
+    run(make_settings(), work)
+
+
+def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        sizes = await slow_down(inference, 0.3)
+        assert error_of(await client.post("/predict", json={"rows": ROWS * 3}))["code"] == "deadline_exceeded"
+        await asyncio.sleep(0.5)
+        assert sizes == [16]  # the batch that was under way, of the bundle's largest size
+        assert inference._batcher
+        assert inference._batcher.num_waiting == 0
+
+    run(make_settings(request_timeout_s=0.2), work)
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "code", "hint"),
+    [
+        (picture(), {"content-type": "image/png"}, "unsupported_media_type", "rows of a table, not images"),
+        (picture(), {"content-type": "application/octet-stream"}, "unsupported_media_type", "not images"),
+        (b"--b--", {"content-type": "multipart/form-data; boundary=b"}, "unsupported_media_type", "not images"),
+        (b"{}", {"content-type": "text/plain"}, "unsupported_media_type", "application/json"),
+        (b"{}", {}, "unsupported_media_type", "application/json"),
+        (b"{}", {"content-type": "application/json; charset=latin-1"}, "unsupported_media_type", "JSON is UTF-8"),
+        (b"{}", {"content-type": "application/json; charset=UTF-8"}, "missing_value", "age"),
+        (b"NaN", JSON, "malformed_json", "NaN"),
+        (b"[]", JSON, "not_a_row", "GET /model"),
+        (b'{"rows":[]}', JSON, "no_rows", "empty"),
+        (json.dumps({"rows": [ROW] * 5}).encode(), JSON, "too_many_rows", "the limit is 4"),
+        (b" " * 3000 + b"{}", JSON, "body_too_large", "2000 bytes"),
+    ],
+)
+def test_what_is_no_row_is_refused_with_a_hint(
+    make_settings: MakeSettings, content: bytes, headers: dict[str, str], code: str, hint: str
+) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        error = error_of(await client.post("/predict", content=content, headers=headers))
+        assert error["code"] == code
+        assert hint in error["message"]
+        assert metric(inference, f'slipway_errors_total{{error="{code}"}}') == 1
+
+    run(make_settings(max_rows=4, max_body_bytes=2000), work)
+
+
+def test_a_model_for_images_refuses_json_with_a_hint(certified: Path, make_settings: MakeSettings) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle"))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        error = error_of(await client.post("/predict", json=ROW))
+        assert error["code"] == "unsupported_media_type"
+        assert "this model takes images, not JSON" in error["message"]
+
+    run(make_settings(), work)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(BODIES, min_size=20, max_size=20))
+def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afterwards(
+    make_settings: MakeSettings, bodies: list[bytes]
+) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for body in bodies:
+            answer = await client.post("/predict", content=body, headers=JSON)
+            if answer.status_code != 200:
+                assert ERRORS[error_of(answer)["code"]] < 500
+        assert np.allclose(probabilities((await client.post("/predict", json=ROW)).json()), expected([ROW])[0], atol=1e-6)
+
+    run(make_settings(), work)
+
+
+def test_the_card_describes_each_column_and_its_example_can_be_sent(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        card = (await client.get("/model")).json()
+        assert card["task"] == "table_classification"
+        described = {column["name"]: column for column in card["input"]["columns"]}
+        assert described["age"] == {"name": "age", "kind": "number", "required": True, "min": 0.0, "max": 120.0}
+        assert described["income"]["required"] is False
+        colours = ["red", "green", "blue"]
+        assert described["colour"] == {
+            "name": "colour", "kind": "category", "required": True, "categories": colours, "other_categories": "refused",
+        }  # fmt: skip
+        assert described["city"]["other_categories"] == "missing"
+        assert set(card["input"]["example"]) == set(described)
+        assert (await client.post("/predict", json=card["input"]["example"])).status_code == 200
+
+    run(make_settings(), work)
+
+
+def test_a_column_that_only_rows_outside_training_lack_may_be_missing(certified: Path, make_settings: MakeSettings) -> None:
+    columns = [column.model_copy(update={"imputed": column.name in ("age", "colour")}) for column in COLUMNS.columns]
+    contract = COLUMNS.model_copy(update={"columns": columns})
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        described = {column["name"]: column for column in (await client.get("/model")).json()["input"]["columns"]}
+        assert [name for name, column in described.items() if column["required"]] == ["member"]
+        assert described["colour"]["other_categories"] == "missing"
+        assert (await client.post("/predict", json={"member": True, "colour": "mauve"})).status_code == 200
+
+    run(make_settings(), work)
+
+
+def test_the_pages_command_is_answered_and_nothing_in_it_is_markup(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        page = (await client.get("/", headers={"host": "example.org"})).text
+        command = re.search(r"<pre>(.*?)</pre>", page)
+        assert command
+        text = command.group(1).replace("&#x27;", "'").replace("&quot;", '"').replace("&lt;", "<").replace("&gt;", ">")
+        words = shlex.split(text)
+        assert words[:4] == ["curl", "-H", "content-type: application/json", "-d"]
+        assert words[-1] == "example.org/predict"
+        assert json.loads(words[4])["city"] == "O'Hare <b>"
+        assert (await client.post("/predict", content=words[4].encode(), headers=JSON)).status_code == 200
+        assert "<b>" not in page
+        assert all(f"<code>{name}</code>" in page for name in ROW)
+
+    run(make_settings(), work)
