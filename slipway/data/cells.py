@@ -25,6 +25,7 @@ FALSE_WORDS = ("false", "no", "f", "n")
 GOOD, MISSING, BAD = 0, 1, 2
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?$"
+DIGEST_BYTES = 32  # SHA-256
 _CELL_BYTES = 16
 _NUMBER_MARK, _TEXT_MARK = 1, 2
 
@@ -162,7 +163,7 @@ def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[
     matrix = np.concatenate(fields, axis=1) if fields else np.zeros((len(rows), 1), np.uint8)
     width, content = matrix.shape[1], memoryview(matrix.tobytes())
     digests = b"".join([hashlib.sha256(content[begin : begin + width]).digest() for begin in range(0, len(content), width)])
-    return np.frombuffer(digests, np.uint8).reshape(len(rows), -1), width
+    return np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES), width
 
 
 def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from slipway.contract import is_classification
 from slipway.data.cells import BAD, GOOD, MISSING, TypedColumn, is_missing, shown_cell, typed_column
-from slipway.data.column_types import infer
 from slipway.data.ledger import BadCell, Ledger
 from slipway.data.packed import SPLITS
 from slipway.data.raw_tables import RawColumn, RawTable
@@ -113,10 +112,9 @@ def _times(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
 
 
 def _time_column(raw: RawColumn) -> TypedColumn:
-    """As dates where most cells are dates, else as numbers."""
-    if infer(raw).kind == "date":
-        return typed_column(raw, "date")
-    return typed_column(raw, "number")
+    """As dates where more cells are dates than numbers."""
+    dates, numbers = typed_column(raw, "date"), typed_column(raw, "number")
+    return dates if (dates.cell_states == GOOD).sum() > (numbers.cell_states == GOOD).sum() else numbers
 
 
 def _weights(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
