@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.columns import MAX_TEXT, Kind, read_date
-from slipway.data.raw_tables import RawColumn
+from slipway.data.raw_tables import NOT_UTF8, RawColumn
 
 MISSING_WORDS = ("", "na", "n/a", "null", "none", "nan")
 TRUE_WORDS = ("true", "yes", "t", "y")
@@ -130,7 +130,7 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 def _categories(raw: RawColumn) -> tuple[NDArray[np.object_], NDArray[np.uint8]]:
     missing = is_missing(raw)
     texts = np.array([_as_text(value) for value in raw.values.to_pylist()], object)
-    states = _states(missing, np.array([len(text) <= MAX_TEXT for text in texts], bool))
+    states = _states(missing, np.array([len(text) <= MAX_TEXT and NOT_UTF8 not in text for text in texts], bool))
     return np.where(states == GOOD, texts, ""), states
 
 

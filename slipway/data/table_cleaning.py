@@ -147,7 +147,7 @@ def _cell(raw: RawColumn, row: int, rule: str, expected: str) -> BadCell:
 
 def _expected(column: ColumnType) -> str:
     if column.kind != "number":
-        return {"category": f"text of at most {MAX_TEXT} characters", "boolean": "true or false", "date": "a date as ISO 8601 text"}[
+        return {"category": f"UTF-8 text of at most {MAX_TEXT} characters", "boolean": "true or false", "date": "a date as ISO 8601 text"}[
             column.kind
         ]
     bounds = [f"at least {column.min:g}"] if column.min is not None else []

@@ -11,7 +11,7 @@ from slipway.contract import is_classification
 from slipway.data.cells import BAD, GOOD, MISSING, TypedColumn, is_missing, shown_cell, typed_column
 from slipway.data.ledger import BadCell, Ledger
 from slipway.data.packed import SPLITS
-from slipway.data.raw_tables import RawColumn, RawTable
+from slipway.data.raw_tables import NOT_UTF8, RawColumn, RawTable
 from slipway.errors import DataError
 from slipway.params import CleanParams, DataParams
 
@@ -68,6 +68,8 @@ def _label(value: str | float | bool) -> str:
 def _labels(raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger) -> NDArray[np.object_]:
     found = _texts(raw, frozenset([*(data.classes or []), *data.label_map]))
     ledger.apply_to_cells("refuse", _cells(raw, _is_none(found)[raw.codes], "missing_label", "a class"))
+    garbled = np.array([text is not None and NOT_UTF8 in text for text in found], np.bool_)
+    ledger.apply_to_cells("refuse", _cells(raw, garbled[raw.codes], "type_violation", "a class in UTF-8 text"))
     meant = np.array([data.label_map.get(text, text) for text in found], object)
     for row in np.flatnonzero((found != meant)[raw.codes]):
         code = raw.codes[row]

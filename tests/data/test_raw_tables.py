@@ -45,7 +45,13 @@ def test_a_byte_order_mark_and_a_missing_last_newline_are_no_content(tmp_path: P
 
 def test_bytes_that_are_no_utf8_spoil_their_cell_alone(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", b"a,b\n1,\xff\n2,x\n"))
-    assert cells(table.columns["b"]) == ["�", "x"]
+    assert cells(table.columns["b"]) == ["\ufffd", "x"]
+
+
+def test_a_malformed_row_that_is_no_utf8_is_named_too(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", b"a,b\n1,\xff,3\n2,x\n"))
+    assert table.malformed == [(0, "3 columns, the header has 2")]
+    assert table.numbers.tolist() == [1]
 
 
 def test_a_row_longer_than_a_block_is_read(tmp_path: Path) -> None:

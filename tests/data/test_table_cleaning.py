@@ -99,6 +99,15 @@ def test_labels_are_mapped_and_unknown_ones_refused(tmp_path: Path) -> None:
     assert {source: rule for source, (rule, _) in refusals(table).items()} == {"3": "unknown_label", "4": "missing_label"}
 
 
+def test_bytes_that_are_no_utf8_spoil_a_category_and_a_class(tmp_path: Path) -> None:
+    rows = [f"{['red', 'blue'][row % 3 == 0]},{row},{['cat', 'dog'][row % 2]}" for row in range(30)]
+    content = "\n".join(["colour,n,target", *rows]).encode().replace(b"red,4,", b"r\xe9d,4,").replace(b",7,dog", b",7,d\xf6g")
+    data = data_params(write_csv(tmp_path / "t.csv", content), "table_classification", columns={"n": said("number")})
+    table = cleaned(data)
+    assert {source: rule for source, (rule, _) in refusals(table).items()} == {"4": "type_violation", "7": "type_violation"}
+    assert "colour: found" in refusals(table)["4"][1]
+
+
 def test_a_class_may_be_called_none_where_the_user_names_it(tmp_path: Path) -> None:
     labels = ["none", "some"] * 10
     path = classes_csv(tmp_path / "t.csv", labels)
