@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.columns import MAX_TEXT, Kind, read_date
-from slipway.data.raw_tables import RawColumn
+from slipway.data.raw_tables import NOT_UTF8, RawColumn
 
 MISSING_WORDS = ("", "na", "n/a", "null", "none", "nan")
 TRUE_WORDS = ("true", "yes", "t", "y")
@@ -25,6 +25,7 @@ FALSE_WORDS = ("false", "no", "f", "n")
 GOOD, MISSING, BAD = 0, 1, 2
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?$"
+DIGEST_BYTES = 32  # SHA-256
 _CELL_BYTES = 16
 _NUMBER_MARK, _TEXT_MARK = 1, 2
 
@@ -129,7 +130,7 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 def _categories(raw: RawColumn) -> tuple[NDArray[np.object_], NDArray[np.uint8]]:
     missing = is_missing(raw)
     texts = np.array([_as_text(value) for value in raw.values.to_pylist()], object)
-    states = _states(missing, np.array([len(text) <= MAX_TEXT for text in texts], bool))
+    states = _states(missing, np.array([len(text) <= MAX_TEXT and NOT_UTF8 not in text for text in texts], bool))
     return np.where(states == GOOD, texts, ""), states
 
 
@@ -162,7 +163,7 @@ def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[
     matrix = np.concatenate(fields, axis=1) if fields else np.zeros((len(rows), 1), np.uint8)
     width, content = matrix.shape[1], memoryview(matrix.tobytes())
     digests = b"".join([hashlib.sha256(content[begin : begin + width]).digest() for begin in range(0, len(content), width)])
-    return np.frombuffer(digests, np.uint8).reshape(len(rows), -1), width
+    return np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES), width
 
 
 def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:

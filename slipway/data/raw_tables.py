@@ -22,6 +22,7 @@ from slipway.errors import DataError
 
 Stored = Literal["text", "number", "boolean", "other"]
 DELIMITERS = (",", ";", "\t")
+NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 
@@ -89,11 +90,11 @@ def _parse(payload: bytes, delimiter: str, names: list[str], malformed: list[tup
         io.BytesIO(payload),
         pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes),  # only one thread tells the number of a malformed row
         pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in payload, invalid_row_handler=skip),
-        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), check_utf8=False, strings_can_be_null=False),
+        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), check_utf8=False, strings_can_be_null=False),
     )
 
 
-def _unreadable_csv(path: Path, error: Exception) -> DataError:
+def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
     return DataError(f"data.path {str(path)!r} is not a readable CSV: {error}. Expected UTF-8 text, a header, and quotes that close.")
 
 
@@ -106,20 +107,30 @@ def _payload(path: Path) -> bytes:
         raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
     if payload.count(b'"') % 2:  # it would swallow every row that follows, in silence
         raise DataError(f"data.path {str(path)!r} has a quotation mark that does not close. Write one inside a quoted cell twice.")
-    return payload.removeprefix(b"\xef\xbb\xbf") + (b"" if payload.endswith(b"\n") else b"\n")
+    return _as_utf8(payload.removeprefix(b"\xef\xbb\xbf") + (b"" if payload.endswith(b"\n") else b"\n"))
+
+
+def _as_utf8(payload: bytes) -> bytes:
+    """The bytes themselves, with a mark in place of each that is no UTF-8: their cells are then bad, and no others."""
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return payload.decode(errors="replace").encode()
+    return payload
 
 
 def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
     """The separator and the names of the columns; DataError where there are none to tell columns by."""
-    lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", errors="surrogateescape", newline="")  # it reads ahead into the rows
+    lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", newline="")
     try:
         first = next(line for line in lines if line.strip("\r\n"))
         delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
         lines.seek(0)
         names = next(row for row in csv.reader(lines, delimiter=delimiter) if row)
-        "".join(names).encode()
-    except (UnicodeError, csv.Error, StopIteration) as error:
+    except (csv.Error, StopIteration) as error:
         raise _unreadable_csv(path, error) from error
+    if any(NOT_UTF8 in name for name in names):
+        raise _unreadable_csv(path, f"its header is no UTF-8: {', '.join(names)[:200]}")
     _check_names(path, names)
     return delimiter, names
 
@@ -147,7 +158,7 @@ def _stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     if pa.types.is_dictionary(kind):
         return _stored_column(name, column.cast(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return _text_column(name, column.cast(pa.binary()))
+        return _text_column(name, column.cast(pa.string()))
     if pa.types.is_boolean(kind):
         return _encoded(name, "boolean", column, kind)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -167,13 +178,8 @@ def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataTy
 
 
 def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
-    """From bytes: what is no UTF-8 gets replacement characters, and so is no number and no known category."""
     raw = _encoded(name, "text", column, pa.string())
-    try:
-        text = raw.values.cast(pa.string())
-    except pa.ArrowInvalid:
-        text = pa.array([cell.decode(errors="replace") for cell in raw.values.to_pylist()], pa.string())
-    return RawColumn(name, "text", pc.utf8_trim_whitespace(text), raw.codes, "string")
+    return RawColumn(name, "text", pc.utf8_trim_whitespace(raw.values), raw.codes, "string")
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slipway.columns import MAX_TEXT, ColumnType
-from slipway.data.cells import BAD, GOOD, TypedColumn, hex_strings, is_missing, row_digests, shown_cell, typed_column
+from slipway.data.cells import BAD, DIGEST_BYTES, GOOD, TypedColumn, hex_strings, is_missing, row_digests, shown_cell, typed_column
 from slipway.data.clean_report import ColumnSummary
 from slipway.data.cleaning import Cleaned
 from slipway.data.column_rules import dropped_columns
@@ -23,7 +23,7 @@ from slipway.data.outliers import robust_deviations
 from slipway.data.raw_tables import RawColumn, RawTable
 from slipway.data.rows import ROWS
 from slipway.data.table_files import CELL_TYPES, ID_COLUMN
-from slipway.data.table_source import DIGEST_BYTES, ID_DIGITS, identified_columns
+from slipway.data.table_source import ID_DIGITS, identified_columns
 from slipway.data.table_targets import Annotations, annotate
 from slipway.data.twins import judge_twins, refuse_duplicates
 from slipway.errors import DataError
@@ -147,7 +147,7 @@ def _cell(raw: RawColumn, row: int, rule: str, expected: str) -> BadCell:
 
 def _expected(column: ColumnType) -> str:
     if column.kind != "number":
-        return {"category": f"text of at most {MAX_TEXT} characters", "boolean": "true or false", "date": "a date as ISO 8601 text"}[
+        return {"category": f"UTF-8 text of at most {MAX_TEXT} characters", "boolean": "true or false", "date": "a date as ISO 8601 text"}[
             column.kind
         ]
     bounds = [f"at least {column.min:g}"] if column.min is not None else []

@@ -19,7 +19,6 @@ from slipway.errors import DataError, IntegrityError
 from slipway.params import CleanParams, DataParams
 
 TABLES = (".parquet", ".pq", ".csv")
-DIGEST_BYTES = 32  # SHA-256
 ID_DIGITS = 32  # hex, the beginning of it
 
 JsonRow = dict[str, float | str | bool | None]

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from slipway.contract import is_classification
 from slipway.data.cells import BAD, GOOD, MISSING, TypedColumn, is_missing, shown_cell, typed_column
-from slipway.data.column_types import infer
 from slipway.data.ledger import BadCell, Ledger
 from slipway.data.packed import SPLITS
-from slipway.data.raw_tables import RawColumn, RawTable
+from slipway.data.raw_tables import NOT_UTF8, RawColumn, RawTable
 from slipway.errors import DataError
 from slipway.params import CleanParams, DataParams
 
@@ -69,6 +68,8 @@ def _label(value: str | float | bool) -> str:
 def _labels(raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger) -> NDArray[np.object_]:
     found = _texts(raw, frozenset([*(data.classes or []), *data.label_map]))
     ledger.apply_to_cells("refuse", _cells(raw, _is_none(found)[raw.codes], "missing_label", "a class"))
+    garbled = np.array([text is not None and NOT_UTF8 in text for text in found], np.bool_)
+    ledger.apply_to_cells("refuse", _cells(raw, garbled[raw.codes], "type_violation", "a class in UTF-8 text"))
     meant = np.array([data.label_map.get(text, text) for text in found], object)
     for row in np.flatnonzero((found != meant)[raw.codes]):
         code = raw.codes[row]
@@ -113,10 +114,9 @@ def _times(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
 
 
 def _time_column(raw: RawColumn) -> TypedColumn:
-    """As dates where most cells are dates, else as numbers."""
-    if infer(raw).kind == "date":
-        return typed_column(raw, "date")
-    return typed_column(raw, "number")
+    """As dates where more cells are dates than numbers."""
+    dates, numbers = typed_column(raw, "date"), typed_column(raw, "number")
+    return dates if (dates.cell_states == GOOD).sum() > (numbers.cell_states == GOOD).sum() else numbers
 
 
 def _weights(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:

@@ -1,0 +1,88 @@
+"""The data stages on tables as a user runs them, and damaged files, in processes of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from slipway.data.packed import open_split, read_manifest
+from tests.data.raw_files import numbered_csv, write_csv
+from tests.data.test_data_stages import ROOT, digests, prepare, refusal, run
+
+pytestmark = pytest.mark.slow
+WINE = ROOT / "data" / "demo" / "wine.csv"
+
+
+def prepare_table(folder: Path, path: Path, task: str, target: str) -> None:
+    gates = {"accuracy": {"min": 0.9, "max": None}} if task == "table_classification" else {"rmse": {"min": None, "max": 1.0}}
+    prepare(folder, path, data__task=task, data__target_column=target, train__network="tabm", evaluate__gates=gates)
+
+
+def test_wine_goes_through_the_data_stages_twice_with_the_same_result(tmp_path: Path) -> None:
+    prepare_table(tmp_path, WINE, "table_classification", "cultivar")
+    run(tmp_path, "clean", "split", "precompute")
+    manifest = read_manifest(tmp_path / "data" / "packed")
+    assert manifest.input.kind == "columns"
+    assert len(manifest.classes) == 3
+    assert sum(len(open_split(tmp_path / "data/packed", manifest, name, verify=True)) for name in manifest.splits) == 178
+    first = digests(tmp_path, "data", "reports")
+    run(tmp_path, "clean", "split", "precompute")
+    assert digests(tmp_path, "data", "reports") == first
+
+
+def test_the_written_columns_pasted_into_params_change_nothing(tmp_path: Path) -> None:
+    prepare_table(tmp_path, WINE, "table_classification", "cultivar")
+    run(tmp_path, "clean")
+    first = digests(tmp_path, "data/clean")
+    params = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    params["data"]["columns"] = yaml.safe_load((tmp_path / "reports" / "columns.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    run(tmp_path, "clean")
+    assert digests(tmp_path, "data/clean") == first
+
+
+def test_too_many_bad_rows_fail_the_stage_with_the_list(tmp_path: Path) -> None:
+    path = numbered_csv(tmp_path / "t.csv", a_1="x", target_2="", target_3="y")
+    prepare_table(tmp_path, path, "table_regression", "target")
+    errors = refusal(tmp_path, "clean")
+    assert "3 of 30 samples are bad" in errors
+    assert "a: found 'x', expected a finite number" in errors
+    assert pq.read_table(tmp_path / ".work/clean/quarantine.parquet").num_rows == 3
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_report_names_the_columns_that_are_no_inputs(tmp_path: Path) -> None:
+    lines = numbered_csv(tmp_path / "t.csv", num_rows=200).read_text().splitlines()
+    rows = [f"{line},name {number}" for number, line in enumerate(lines[1:])]
+    path = write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},name", *rows]) + "\n")
+    prepare_table(tmp_path, path, "table_regression", "target")
+    run(tmp_path, "clean")
+    report = json.loads((tmp_path / "reports" / "clean.json").read_text())
+    assert report["columns"][2]["kind"] == "ignore"
+    assert report["columns"][2]["note"] == "ids or free text: 200 different values in 200 cells"
+
+
+def mixed_file(folder: Path, suffix: str) -> Path:
+    """Every kind of column, quotes and missing cells."""
+    towns = ["Oslo", '"Bergen, south"', "", "Tromsø"]
+    rows = [f"{7 * row % 31}.25,{towns[row % 4]},{['yes', 'no'][row % 2]},2026-11-{row % 28 + 1:02},{5 * row % 29}" for row in range(80)]
+    path = write_csv(folder / "t.csv", "\n".join(["size,town,owned,day,target", *rows]) + "\n")
+    if suffix == ".parquet":
+        pq.write_table(pyarrow.csv.read_csv(path), folder / "t.parquet")
+    return path.with_suffix(suffix)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_500_files_with_a_flipped_bit_give_a_result_or_a_data_error(tmp_path: Path, suffix: str) -> None:
+    path = mixed_file(tmp_path, suffix)
+    command = [sys.executable, "-m", "tests.data.bit_flips", str(path), "500", "11"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    results, errors = map(int, process.stdout.split())
+    assert results + errors == 500
+    assert min(results, errors) > 10  # both ways are tried
