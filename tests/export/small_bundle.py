@@ -6,6 +6,8 @@ from typing import Any
 from slipway import files
 from slipway.bundle import Bundle, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
 from slipway.certificate import Execution
+from slipway.columns import ColumnContract
+from slipway.input_contract import input_name
 from slipway.passport import Machine, Passport, Profile
 from slipway.preprocess import ImageContract
 
@@ -15,15 +17,17 @@ TENSORRT_FP16 = Execution(backend="tensorrt", provider="tensorrt", precision="fp
 CONTRACT = ImageContract(kind="images", transform=None, size_px=4, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 
 
-def write_small_bundle(root: Path, model: bytes = b"a graph", labels: list[str] = LABELS) -> LoadedBundle:
+def write_small_bundle(
+    root: Path, model: bytes = b"a graph", labels: list[str] = LABELS, contract: ImageContract | ColumnContract = CONTRACT
+) -> LoadedBundle:
     root.mkdir(parents=True, exist_ok=True)
     files.write_bytes(root / "model_fp16.onnx", model)
     manifest = Bundle.model_validate(
         {
             "format_version": 2,
-            "task": "image_classification" if labels else "image_regression",
-            "input": CONTRACT,
-            "input_name": "image",
+            "task": f"{'image' if isinstance(contract, ImageContract) else 'table'}_{'classification' if labels else 'regression'}",
+            "input": contract,
+            "input_name": input_name(contract),
             "output": {"kind": "probabilities" if labels else "value", "labels": labels},
             "output_name": "probabilities" if labels else "value",
             "max_batch_size": 8,
