@@ -18,7 +18,7 @@ class Stock:
 
     def __init__(self) -> None:
         self.bundle = load_bundle(Path(os.environ["STOCK_BUNDLE"]))
-        assert isinstance(self.bundle.manifest.input, ImageContract)
+        assert isinstance(self.bundle.manifest.input, ImageContract), "the bench is about images"
         self.contract = self.bundle.manifest.input
         self.runner = open_onnx(self.bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=0)
 

@@ -77,7 +77,8 @@ class EngineRunner:
         self._device = device
         self._largest = passport.profile.largest
         self._columns = max(len(manifest.output.labels), 1)
-        row_bytes = int(np.prod(manifest.input.shape)) * np.dtype(manifest.input.dtype).itemsize
+        self._dtype = np.dtype(manifest.input.dtype)
+        row_bytes = int(np.prod(manifest.input.shape)) * self._dtype.itemsize
         sizes = (self._largest * row_bytes, self._largest * self._columns * np.dtype(np.float32).itemsize)
         self._addresses = [device.allocate(size) for size in sizes]
         for name, address in zip(self._names, self._addresses, strict=True):
@@ -89,6 +90,8 @@ class EngineRunner:
         """(rows, ...) of the bundle's input contract to (rows, outputs) float32."""
         if not 1 <= len(batch) <= self._largest:
             raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
+        if batch.dtype != self._dtype:  # its bytes would be read as something else
+            raise ValueError(f"a batch of {batch.dtype}, the engine takes {self._dtype}")
         answer = np.empty((len(batch), self._columns), dtype=np.float32)
         with self._turn:
             self._device.upload(self._addresses[0], np.ascontiguousarray(batch))

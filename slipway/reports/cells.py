@@ -1,5 +1,6 @@
-"""An encoded row back to text, column by column, for people to read. A number has the seven digits that float32 keeps."""
+"""An encoded row back to text, column by column, for people to read. A number has the digits that float32 kept of it."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from slipway.columns import Column, ColumnContract
 
 MISSING = "missing"
+_FLOAT32_STEP = 2.0**-23  # between neighbours, relative
 
 
 def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:
@@ -29,8 +31,8 @@ def _number(standardised: float, column: Column) -> str:
         return "true" if number > 0.5 else "false"
     if column.kind == "date":
         return _date(number)
-    digits = f"{number:.7g}"
-    return "0" if float(digits) == 0 or abs(number) < column.std * 1e-6 else digits
+    resolution = max(abs(standardised), _FLOAT32_STEP) * column.std * _FLOAT32_STEP
+    return f"{round(number, -math.ceil(math.log10(resolution))) + 0.0:.7g}"  # + 0.0 because -0.0 is no number to show
 
 
 def _date(days: float) -> str:

@@ -95,7 +95,11 @@ def _svg(frame: _Frame, marks: Sequence[str], x_label: str, y_label: str) -> Htm
         f'<text x="{_LEFT - 8}" y="{frame.y(tick)}" dy="4" text-anchor="end">{tick:g}</text>'
         for tick in frame.y_ticks
     ]
-    along = [f'<text x="{frame.x(tick)}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>' for tick in frame.x_ticks]
+    anchors = ["middle"] * (len(frame.x_ticks) - 1) + ["end"]  # the last would stick out of the picture
+    along = [
+        f'<text x="{frame.x(tick)}" y="{bottom + 18}" text-anchor="{anchor}">{tick:g}</text>'
+        for tick, anchor in zip(frame.x_ticks, anchors, strict=True)
+    ]
     names = [
         f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>',
         f'<text class="title" x="0" y="14">{escape(y_label)}</text>',

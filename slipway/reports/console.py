@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from slipway.bundle import Metric
 
+_LARGEST_IN_FULL = 1e12  # the square of a million
+
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
     """Columns as wide as their widest cell; a column of numbers is set flush right. A cell that is "" stays empty."""
@@ -24,10 +26,13 @@ def _is_numeric(cells: Sequence[str]) -> bool:
 
 
 def number(value: float) -> str:
-    """Four significant digits, and four decimals for a share: 0.98765 -> "0.9877", 12.3456 -> "12.35", 1e-7 -> "1e-07"."""
+    """Four significant digits, and four decimals for a share: 0.98765 -> "0.9877", 46238.7 -> "46,240", 1e-7 -> "1e-07"."""
     if 0.001 <= abs(value) <= 1:
         return f"{value:.4f}"
-    return "0" if value == 0 else f"{value:.4g}"
+    short = f"{value:.4g}"
+    if 10_000 <= abs(float(short)) < _LARGEST_IN_FULL:
+        return f"{float(short):,.0f}"
+    return "0" if value == 0 else short
 
 
 def interval(metric: Metric) -> str:

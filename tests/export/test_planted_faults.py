@@ -21,7 +21,7 @@ from slipway.export.hops import HopRunner, Measured
 from slipway.export.variants import fp16_graph
 from slipway.params import Params
 from slipway.passport import PASSPORT, Machine, Passport, Profile, write_engine
-from slipway.training.networks import Network
+from slipway.training.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,8 @@ def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Proj
 
 
 def test_a_wrong_mean_is_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
-    network: Network = classifier.network()
+    network = classifier.network()
+    assert isinstance(network, ImageNetwork)
     network.pixel_mean += 2.0
     assert guilty(run_hops(classifier, network, classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
 

@@ -11,6 +11,7 @@ from slipway.errors import EngineError, UnavailableError
 from slipway.passport import write_engine
 from slipway.runtime import EngineRunner, open_engine, open_onnx, this_machine, why_unavailable
 from tests.export.small_bundle import CONTRACT, LABELS, passport_for, write_small_bundle
+from tests.packed_tables import fit_contract
 
 
 class FakeDevice:
@@ -98,6 +99,18 @@ def test_an_engine_answers_every_batch_of_its_profile(tmp_path: Path, num_rows: 
 def test_an_engine_refuses_batches_outside_its_profile(tmp_path: Path, num_rows: int) -> None:
     with pytest.raises(ValueError, match=f"a batch of {num_rows} rows, the engine takes 1 to 8"):
         make_runner(tmp_path)[0].run(pictures(num_rows))
+
+
+def test_an_engine_refuses_a_batch_whose_bytes_it_would_misread(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a batch of float32, the engine takes uint8"):
+        make_runner(tmp_path)[0].run(pictures(2).astype(np.float32))
+
+
+def test_an_engine_for_a_table_has_memory_for_four_bytes_a_number(tmp_path: Path) -> None:
+    contract = fit_contract({"size": [1.0, 2.0], "place": ["a", "b"]})
+    bundle, device = write_small_bundle(tmp_path, contract=contract), FakeDevice()
+    EngineRunner(FakeEngine(FakeContext(device)), bundle, passport_for(bundle, b"plan"), device)
+    assert [len(memory) for memory in device.memory.values()] == [8 * 2 * 4, 8 * len(LABELS) * 4]
 
 
 def test_an_engine_takes_a_batch_that_is_not_contiguous(tmp_path: Path) -> None:

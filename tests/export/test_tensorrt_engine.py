@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.data.packed import open_split
 from slipway.errors import EngineError
 from slipway.export.bundling import ExportRows, Trained, write_bundle
 from slipway.export.lineage import trace_lineage
@@ -19,6 +20,7 @@ from slipway.passport import Profile
 from slipway.preprocess import ImageContract
 from slipway.training.networks import NetworkSpec, build_network
 from tests.export.conftest import Project
+from tests.packed_tables import write_packed_table
 
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed")
 FOR_TENSORRT = [variant for variant, targets in MEANT_FOR.items() if "tensorrt" in targets]
@@ -40,6 +42,24 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     folder = tmp_path_factory.mktemp("resnet18")
     write_bundle(folder, trained, ExportRows(pictures, pictures), export_params.export, trace_lineage({}, []))
     return load_bundle(folder)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> LoadedBundle:
+    """An untrained network for tables, through the whole of `export`."""
+    root = tmp_path_factory.mktemp("table")
+    manifest = write_packed_table(root / "packed", "table_classification", {"train": 200, "val": 40})
+    arguments = {"num_submodels": 4, "num_blocks": 2, "width": 32, "dropout": 0.1, "embedding_size": 8, "num_bins": 16}
+    spec = NetworkSpec(
+        task=manifest.task, name="tabm", arguments=arguments, classes=manifest.classes, input=manifest.input, mean=[], std=[],
+        target_scale=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    trained = Trained(build_network(spec).eval(), spec.task, spec.input, spec.classes, "0" * 64, {})
+    rows = ExportRows(*(open_split(root / "packed", manifest, split).inputs[:] for split in ("train", "val")))
+    (root / "bundle").mkdir()
+    write_bundle(root / "bundle", trained, rows, export_params.export, trace_lineage({}, []))
+    return load_bundle(root / "bundle")
 
 
 def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -> BuildRequest:
@@ -72,6 +92,14 @@ def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profil
 def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, variant: str) -> None:
     built = build_engine_apart("tensorrt_rtx", request_for(resnet18, variant))
     assert len(built.plan) > resnet18.manifest.models[variant].bytes / 2
+
+
+@needs_rtx
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", FOR_TENSORRT)
+def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, variant: str) -> None:
+    built = build_engine_apart("tensorrt_rtx", request_for(table, variant))
+    assert len(built.plan) > 1000
 
 
 @needs_rtx

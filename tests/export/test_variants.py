@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from slipway.bundle import OutputContract
 from slipway.certificate import Execution
@@ -11,7 +12,7 @@ from slipway.data.packed import PackedSplit
 from slipway.errors import ParityError
 from slipway.export.half_precision import LAYERS
 from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
-from slipway.preprocess import ImageContract
+from slipway.preprocess import ImageContract, image_array
 from slipway.runtime import open_onnx
 from tests.export.conftest import Project
 from tests.packed_rows import packed_split
@@ -73,6 +74,17 @@ def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order() -> Non
     assert len(chosen) == 20
     assert set(calibration_rows(shuffled, PIXEL, 7, 20).ravel().tolist()) == chosen
     assert set(calibration_rows(whole, PIXEL, 8, 20).ravel().tolist()) != chosen
+
+
+def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size() -> None:
+    large = np.zeros((2, 4, 4, 3), dtype=np.uint8)
+    large[:, :, 2:] = 200
+    contract = PIXEL.model_copy(update={"size_px": 2, "channels": 3})
+    rows = calibration_rows(packed_split(large, [0.0, 1.0], ["0" * 16, "1" * 16], ["a", "b"]), contract, 7, 9)
+    expected = image_array(Image.fromarray(large[0]), contract)
+    assert rows.shape == (2, 2, 2, 3)
+    assert (rows == expected).all()
+    assert rows[0, 0, 0, 0] < rows[0, 0, 1, 0]
 
 
 def test_more_calibration_rows_than_there_are_means_all() -> None:

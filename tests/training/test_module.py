@@ -8,18 +8,18 @@ import torch
 
 from slipway.errors import TrainingError
 from slipway.params import load_params
-from slipway.training.batches import TrainingBatches, cut_step
-from slipway.training.module import TrainingModule, _Sums, learning_rate_share
+from slipway.training.batches import Batch, TrainingBatches, cut_step
+from slipway.training.module import TrainingModule, _derived_seed, _Sums, learning_rate_share
 from slipway.training.networks import build_network
 from tests.training.conftest import ROOT, spec, split_of
 
 SPLIT = split_of(24)
 
 
-def _module(**changes: Any) -> TrainingModule:
+def _module(mean_weight: float = 1.0, **changes: Any) -> TrainingModule:
     params = load_params(ROOT / "params.yaml").train.model_copy(update=changes)
     torch.manual_seed(0)
-    return TrainingModule(build_network(spec()), params, seed=3, steps_per_epoch=5, ids=SPLIT.ids)
+    return TrainingModule(build_network(spec()), params, seed=3, steps_per_epoch=5, ids=SPLIT.ids, mean_weight=mean_weight)
 
 
 def _batches() -> TrainingBatches:
@@ -62,6 +62,36 @@ def test_a_loss_that_is_not_finite_names_the_guilty_rows_alone() -> None:
     module.network.backbone.register_forward_hook(lambda *_: torch.zeros(8, 2).index_fill(0, torch.tensor([5]), torch.nan))
     with pytest.raises(TrainingError, match=f"for 1 of 8 rows, with the ids {guilty}. No weight was changed"):
         module.training_step(batch, 0)
+
+
+def test_weights_of_one_change_no_bit_of_the_loss() -> None:
+    module, batch = _module(), _batches()[0, 0]
+    found = module.training_step(batch, 0)
+    torch.manual_seed(_derived_seed(3, 0, 0, 0))
+    assert torch.equal(found, module._losses(module.network(batch.inputs), batch.targets).mean())
+    assert not torch.equal(found, module.training_step(batch._replace(weights=batch.weights * 1.0001), 0))
+
+
+def test_a_row_counts_in_the_loss_as_its_weight_says() -> None:
+    module, batch = _module(mean_weight=2.0), _batches()[0, 0]
+    module.network.backbone.register_forward_hook(lambda *_: torch.tensor([[float(row), 0.0] for row in range(8)]))
+    weights = torch.tensor([0.0, 1.0, 3.0, 4.0, 0.0, 2.0, 2.0, 4.0])
+    losses = module._losses(module.network(batch.inputs), batch.targets)
+    weighted = module.training_step(batch._replace(weights=weights), 0)
+    assert torch.allclose(weighted, (losses * weights / 2.0).mean())
+    assert not torch.allclose(weighted, losses.mean())
+
+
+def _part(batch: Batch, rows: slice) -> Batch:
+    return Batch(batch.inputs[rows], batch.targets[rows], batch.weights[rows], batch.counted[rows], batch.rows[rows], None)
+
+
+def test_how_a_step_is_cut_changes_no_weighted_loss() -> None:
+    module, batch = _module(mean_weight=2.0), _batches()[0, 0]
+    module.network.backbone.register_forward_hook(lambda _, inputs, __: inputs[0].flatten(1)[:, :2])
+    batch = batch._replace(weights=torch.arange(8.0))
+    halves = [_part(batch, slice(4)), _part(batch, slice(4, 8))]
+    assert torch.allclose(module.training_step(batch, 0), (module.training_step(halves[0], 0) + module.training_step(halves[1], 0)) / 2)
 
 
 def test_a_row_that_only_fills_up_counts_for_nothing() -> None:
