@@ -5,6 +5,7 @@ from pathlib import Path
 from slipway import files
 from slipway.command import run_stage
 from slipway.data import cleaning, sources
+from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.progress import progress
 from slipway.data.rows import QUARANTINE, ROWS, write_table
 from slipway.errors import DataError
@@ -17,9 +18,10 @@ REFUSED = Path(".work/clean/quarantine.parquet")  # stays for the user when the 
 
 def run(params: Params) -> None:
     """Clean `data.path`; DataError when too much of it is bad, with all of that in `.work/clean/quarantine.parquet`."""
-    samples = sources.read_samples(params.data)
+    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+    samples = sources.read_samples(data)
     inspected = cleaning.clean_samples(samples, params.clean, num_workers=0)
-    cleaned = cleaning.collect(progress(inspected, "clean", sources.count_samples(params.data)))
+    cleaned = cleaning.collect(progress(inspected, "clean", sources.count_samples(data)))
     try:
         cleaning.check_usable(cleaned, params.clean, params.data.task)
     except DataError as error:

@@ -7,6 +7,7 @@ from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.certificate import Hop, write_certificate
 from slipway.command import run_stage
+from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.sources import read_samples
 from slipway.metrics import Resampling
 from slipway.params import Params
@@ -64,7 +65,8 @@ def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle,
     if fault:
         return not_tried(fault)
     rows = comparison.rows
-    payloads = original_payloads(read_samples(params.data, wanted=set(rows.sources)), rows)
+    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+    payloads = original_payloads(read_samples(data, wanted=set(rows.sources)), rows)
     files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
     settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
