@@ -42,9 +42,8 @@ def _headline(evaluation: Evaluation) -> Section:
 def _leaks(evaluation: Evaluation) -> list[Section]:
     if not evaluation.num_leaked:
         return []
-    leaked = (
-        f"{evaluation.num_leaked} of {len(evaluation.targets)} test rows have a near duplicate or their group in another split, or are not later than it"
-    )
+    shared = "have a near duplicate or their group in another split, or are not later than it"
+    leaked = f"{evaluation.num_leaked} of {len(evaluation.targets)} test rows {shared}"
     if not evaluation.without_leaked:
         return [Section("Without leaked rows", paragraph(f"{leaked}; too few are left to measure without them.", "bad"))]
     rows = [
