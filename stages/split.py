@@ -8,10 +8,12 @@ from slipway.data.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
 from slipway.data.split_report import report, summary
 from slipway.data.splitting import split_rows
 from slipway.params import Params
+from slipway.reports.split_page import split_page
 
 CLEAN = Path("data/clean")
 SPLIT = Path("data/split")
 REPORT = Path("reports/split.json")
+PAGE = Path("reports/split.html")
 
 
 def run(params: Params) -> None:
@@ -22,6 +24,7 @@ def run(params: Params) -> None:
         write_table(folder / "rows.parquet", split.rows, SPLIT_ROWS)
         write_table(folder / "purged.parquet", split.purged, PURGED)
     files.write_json(REPORT, described)
+    files.write_text(PAGE, split_page(described))
     print(summary(described))
 
 
