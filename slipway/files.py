@@ -83,15 +83,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
-    """A fresh directory to fill; it takes the place of `path` when the block ends, and vanishes when it raises."""
+def new_directory(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A fresh directory to fill; it takes the place of `path` when the block ends, and vanishes when it raises.
+
+    `durable=False` leaves out the sync of every file, for many files whose reader checks that they are there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
     partial, replaced = _partial(path), _partial(path, ".replaced")
     partial.mkdir()
     try:
         yield partial
-        sync_tree(partial)
+        if durable:
+            sync_tree(partial)
         if path.exists():
             path.rename(replaced)
         partial.rename(path)

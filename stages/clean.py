@@ -6,6 +6,7 @@ from slipway import files
 from slipway.command import run_stage
 from slipway.contract import is_table
 from slipway.data import clean_report, cleaning, sources
+from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.progress import progress
 from slipway.data.raw_tables import read_raw_table
 from slipway.data.rows import QUARANTINE, ROWS, write_table
@@ -14,7 +15,7 @@ from slipway.data.table_files import write_cells
 from slipway.data.table_report import table_report
 from slipway.data.table_source import find_table
 from slipway.errors import DataError
-from slipway.params import Params
+from slipway.params import DataParams, Params
 
 CLEAN = Path("data/clean")
 REPORT = Path("reports/clean.json")
@@ -25,25 +26,26 @@ NO_COLUMNS = "{} # images have no columns\n"
 
 def run(params: Params) -> None:
     """Clean `data.path`; DataError when too much of it is bad, with all of that in `.work/clean/quarantine.parquet`."""
-    (_run_table if is_table(params.data.task) else _run_images)(params)
+    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+    (_run_table if is_table(data.task) else _run_images)(params, data)
 
 
-def _run_table(params: Params) -> None:
-    table = clean_table(read_raw_table(find_table(params.data)), params.data, params.clean)
+def _run_table(params: Params, data: DataParams) -> None:
+    table = clean_table(read_raw_table(find_table(data)), data, params.clean)
     _check(table.cleaned, params)
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
     files.write_text(COLUMNS, table.columns_yaml)
-    files.write_json(REPORT, clean_report.to_json(table_report(table, params.data, params.clean)))
+    files.write_json(REPORT, clean_report.to_json(table_report(table, data, params.clean)))
     dropped = [f"\n  {column.name}: {column.note}" for column in table.columns if column.kind == "ignore"]
     print(_summary(table.cleaned) + (f"\nno inputs, see {COLUMNS}:" + "".join(dropped) if dropped else ""))
 
 
-def _run_images(params: Params) -> None:
-    samples = sources.read_samples(params.data)
+def _run_images(params: Params, data: DataParams) -> None:
+    samples = sources.read_samples(data)
     inspected = cleaning.clean_samples(samples, params.clean, num_workers=0)
-    cleaned = cleaning.collect(progress(inspected, "clean", sources.count_samples(params.data)))
+    cleaned = cleaning.collect(progress(inspected, "clean", sources.count_samples(data)))
     _check(cleaned, params)
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, cleaned)

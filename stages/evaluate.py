@@ -9,7 +9,7 @@ from slipway.errors import SchemaError
 from slipway.metrics import Resampling, measure
 from slipway.params import Params
 from slipway.reports.console import interval, number, text_table
-from slipway.reports.evaluation import Evaluation, apply_gates, headlines, raise_missed, write_evaluation
+from slipway.reports.evaluation import Evaluation, apply_gates, headlines, measure_without_leaked, raise_missed, write_evaluation
 from slipway.reports.evaluation_page import evaluation_page
 from slipway.reports.predictions import write_confusion, write_predictions
 from slipway.training.curves import read_curves
@@ -35,7 +35,10 @@ def run(params: Params) -> None:
     outputs = predict(network, test.inputs, wanted.batch_size, device)
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
     metrics = measure(manifest.task, test.targets, outputs, resampling)
-    evaluation = Evaluation(manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics)
+    without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling)
+    evaluation = Evaluation(
+        manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics, int(test.leaked.sum()), without
+    )
     gates = apply_gates(wanted.gates, metrics)
     write_predictions(PREDICTIONS, evaluation)
     write_confusion(CONFUSION, evaluation)
@@ -44,6 +47,7 @@ def run(params: Params) -> None:
     files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about))
     print(f"evaluate: {about}")
     first = [(name, metrics[name]) for name in headlines(manifest.task)]
+    first += [(f"{name}_without_leaked", without[name]) for name in headlines(manifest.task) if name in without]
     print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
     print(f"  the worst errors: {PAGE}")
     raise_missed(gates)

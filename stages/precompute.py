@@ -6,6 +6,7 @@ from slipway import files
 from slipway.command import run_stage
 from slipway.contract import is_table
 from slipway.data import packing, sources
+from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.progress import progress
 from slipway.data.rows import SPLIT_ROWS, read_table
 from slipway.data.table_files import read_cells
@@ -43,7 +44,8 @@ def _run_images(params: Params) -> None:
         max_pixels=params.clean.max_pixels,
         transform=None,
     )
-    samples = sources.read_samples(params.data, rows["source"].to_pylist())
+    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
+    samples = sources.read_samples(data, rows["source"].to_pylist())
     with files.new_directory(PACKED) as folder:
         packed = packing.pack(samples, rows, contract, params.data.task, folder, wanted.num_workers)
         for _ in progress(packed, "precompute", rows.num_rows):

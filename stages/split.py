@@ -4,26 +4,28 @@ from pathlib import Path
 
 from slipway import files
 from slipway.command import run_stage
-from slipway.data import splitting
-from slipway.data.rows import ROWS, SPLIT_ROWS, read_table, write_table
+from slipway.data.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
+from slipway.data.split_report import report, summary
+from slipway.data.splitting import split_rows
 from slipway.params import Params
+from slipway.reports.split_page import split_page
 
 CLEAN = Path("data/clean")
 SPLIT = Path("data/split")
 REPORT = Path("reports/split.json")
+PAGE = Path("reports/split.html")
 
 
 def run(params: Params) -> None:
     """Split the clean rows; DataError when a split or a class in it is empty, or when there is a leak."""
-    rows = read_table(CLEAN / "rows.parquet", ROWS)
-    table = splitting.split_rows(rows, params.split, params.seed)
-    leaks = splitting.find_leaks(table)
-    splitting.check_leaks(leaks)
-    report = splitting.report(table, params.seed, leaks)
+    split = split_rows(read_table(CLEAN / "rows.parquet", ROWS), params.split, params.seed)
+    described = report(split, params.seed)
     with files.new_directory(SPLIT) as folder:
-        write_table(folder / "rows.parquet", table, SPLIT_ROWS)
-    files.write_json(REPORT, report)
-    print(", ".join(f"{name} {split['rows']}" for name, split in report["splits"].items()))
+        write_table(folder / "rows.parquet", split.rows, SPLIT_ROWS)
+        write_table(folder / "purged.parquet", split.purged, PURGED)
+    files.write_json(REPORT, described)
+    files.write_text(PAGE, split_page(described))
+    print(summary(described))
 
 
 if __name__ == "__main__":

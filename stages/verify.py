@@ -8,6 +8,7 @@ from slipway.bundle import LoadedBundle, load_bundle
 from slipway.certificate import Hop, write_certificate
 from slipway.columns import ColumnContract
 from slipway.command import run_stage
+from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.sources import read_samples
 from slipway.data.table_source import read_json_rows
 from slipway.metrics import Resampling
@@ -78,9 +79,10 @@ def _payloads(params: Params, rows: "TestRows", bundle: LoadedBundle) -> "Iterat
     from slipway.export.http_hop import original_payloads, row_payloads
 
     wanted, contract = set(rows.sources), bundle.manifest.input
+    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
     if isinstance(contract, ColumnContract):
-        return row_payloads(read_json_rows(params.data, params.clean, contract.columns, wanted), rows)
-    return original_payloads(read_samples(params.data, wanted=wanted), rows)
+        return row_payloads(read_json_rows(data, params.clean, contract.columns, wanted), rows)
+    return original_payloads(read_samples(data, wanted=wanted), rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The tables between the data stages: what their columns are, written and checked in one place.
 
-`rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones. Nothing disappears:
-kept + quarantined == read.
+`rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones, `purged.parquet` those that a split in time cannot use.
+Nothing disappears: kept + quarantined == read, split + purged == kept.
 """
 
 from pathlib import Path
@@ -37,6 +37,13 @@ SPLIT_ROWS = pa.schema(
         pa.field("split", pa.string(), nullable=False),  # "train", "val" or "test"
         pa.field("fold", pa.int32()),  # of a row that is not for testing, counted from 0; null without folds
         pa.field("leaked", pa.bool_(), nullable=False),  # a row of val or test with a twin, or its group, in another split
+    ]
+)
+PURGED = pa.schema(
+    [
+        *ROWS,
+        pa.field("split", pa.string(), nullable=False),  # where its time lies
+        pa.field("reaches", pa.string(), nullable=False),  # the later split that its group or cluster reaches, so that the row is left out
     ]
 )
 QUARANTINE = pa.schema(

@@ -40,7 +40,7 @@ def _existing(data: DataParams) -> Path:
     if not root.exists():
         raise DataError(
             f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). "
-            "Point it at a folder with one sub-folder per class, or at a .csv or .parquet file."
+            "Point it at a folder with one sub-folder per class, at a .csv or .parquet file, or at a .zip, .tar or .tar.gz of these."
         )
     if root.is_dir():
         table = _table_in(root)
@@ -53,7 +53,9 @@ def _existing(data: DataParams) -> Path:
             )
         return root
     if root.suffix.lower() not in TABLES:
-        raise DataError(f"data.path {data.path!r} ends in {root.suffix!r}, expected a folder, a .csv or a .parquet file.")
+        raise DataError(
+            f"data.path {data.path!r} ends in {root.suffix!r}, expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz."
+        )
     return root
 
 

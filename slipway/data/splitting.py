@@ -1,185 +1,177 @@
-"""Splitting: train, val and test as a pure function of the content and the seed, never of the order of rows.
+"""Splitting: train, val and test as a pure function of the content and the seed, never of the order of rows, names or machines.
 
-Each class (for a numeric target: each tenth of its range, by rank) is split in the same shares. A group stays whole. An empty split, a
-class that one of them lacks, and any leak between two splits is refused.
+One of three ways: the user's own split (rows have `given_split`), by time (rows have `time`), else by a hash of each unit's key.
+docs/split.md has the laws. A split that is empty, or a class that it lacks, is refused.
 """
 
-import hashlib
-import itertools
 import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipway.data.assignment import assign_exact, assign_stable
+from slipway.data.leakage import Leaks, check_leaks, find_leaks
 from slipway.data.packed import SPLITS
-from slipway.data.randomness import id_keys, uniform
-from slipway.data.rows import SPLIT_ROWS
+from slipway.data.rows import PURGED, SPLIT_ROWS
+from slipway.data.time_order import assign_by_time, latest_parts
+from slipway.data.units import Int, Units, find_units
 from slipway.errors import DataError
 from slipway.params import SplitParams
 
-_MAX_BINS = 10
-_UNITS_PER_BIN = 20
+Way = Literal["given", "time", "stable", "exact"]
+_TEST = SPLITS.index("test")
 _MAX_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class _Unit:
-    """What is never divided: a group, or a single row without one."""
+class Split:
+    """The rows with their splits, those that had to be left out, and the proof of what leaks."""
 
-    name: str
-    rows: list[dict[str, Any]]
-
-    @property
-    def stratum(self) -> str:
-        """Its most frequent class, of equally frequent ones the first by name."""
-        counts = Counter(str(row["label"]) for row in self.rows)
-        return min(counts, key=lambda label: (-counts[label], label))
-
-    @property
-    def mean_target(self) -> float:
-        return float(np.mean([row["target"] for row in self.rows]))
+    way: Way
+    rows: pa.Table  # `rows.SPLIT_ROWS`, by id
+    purged: pa.Table  # `rows.PURGED`, by id; empty unless by time
+    leaks: Leaks
+    shares: tuple[float, float, float] | None  # asked for; None where the user's own split or fixed times decide
+    unit_sizes: Int  # rows of each unit
 
 
-def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> pa.Table:
-    """`rows.ROWS` to `rows.SPLIT_ROWS`, sorted by id; DataError if a split, or a class in one, would be empty."""
-    records = sorted(rows.to_pylist(), key=lambda row: str(row["id"]))
-    shares = (params.train, params.val, params.test)
-    owed = [0.0] * len(SPLITS)
-    for stratum in _strata(_units(records)):
-        units = _shuffled(stratum, seed)
-        for unit, split in zip(units, _assign(units, shares, owed), strict=True):
-            for row in unit.rows:
-                row["split"], row["leaked"] = split, False
-    table = pa.Table.from_pylist(records, schema=SPLIT_ROWS)
-    check_complete(table, shares)
-    return table
+def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
+    """Split `rows.ROWS`; DataError if a split, or a class in one, would be empty, or if there is a leak that `on_leak` does not allow."""
+    rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
+    units, way = find_units(rows, seed), _way(rows, params)
+    parts, folds = _parts(rows, units, way, params, seed)
+    reaches = latest_parts(units, parts) if way == "time" else parts
+    purged = parts < reaches
+    table = _with_columns(rows, {"split": _names(parts), "fold": folds}).filter(pa.array(~purged))
+    leaks = find_leaks(table)
+    table = _with_columns(table, {"leaked": pa.array(leaks.rows)}).cast(SPLIT_ROWS)
+    split = Split(way, table, _purged(rows, parts, reaches), leaks, _shares(way, params), units.sizes)
+    check_complete(split)
+    if way != "given" or params.on_leak == "fail":
+        check_leaks(leaks, is_own_split=way == "given")
+    return split
 
 
-def largest_remainder(total: int, shares: Sequence[float], owed: Sequence[float] = (0, 0, 0)) -> list[int]:
-    """`total` in whole parts by `shares` (which sum to 1): each rounded down, what is left to the largest remainders.
-
-    Of equal remainders the part that is `owed` most is first, otherwise the first would gain in every stratum.
-    """
-    exact = [total * share for share in shares]
-    counts = [int(value + 1e-9) for value in exact]
-    remainders = [round(value - count, 9) for value, count in zip(exact, counts, strict=True)]
-    order = sorted(range(len(shares)), key=lambda index: (-remainders[index], -round(owed[index], 9), index))
-    for index in order[: total - sum(counts)]:
-        counts[index] += 1
+def count_classes(table: pa.Table) -> dict[str, list[int]]:
+    """Rows of each class in train, val and test, by class; empty for a numeric target."""
+    counted = table.group_by(["label", "split"]).aggregate([([], "count_all")]).to_pylist()
+    counts: dict[str, list[int]] = {}
+    for entry in sorted((entry for entry in counted if entry["label"] is not None), key=lambda entry: str(entry["label"])):
+        counts.setdefault(entry["label"], [0] * len(SPLITS))[SPLITS.index(entry["split"])] = entry["count_all"]
     return counts
 
 
-def check_complete(table: pa.Table, shares: Sequence[float]) -> None:
-    """DataError with the counts if a split of `rows.SPLIT_ROWS`, or a class in it, is empty."""
-    splits = _count_by(table, "split")
-    if missing := [split for split in SPLITS if not splits[split]]:
-        raise DataError(
-            f"split {', '.join(missing)} is empty: {table.num_rows} rows became {dict(splits)}. With {_enough(shares)} rows (or groups) "
-            "none is, for these shares. Add data, or change the shares in params.yaml's section split."
-        )
-    counts = _class_counts(table)
-    short = {label: count for label, count in counts.items() if any(not count[split] for split in SPLITS)}
+def count_rows(table: pa.Table) -> dict[str, int]:
+    """Rows of train, val and test."""
+    return {split: int(pc.sum(pc.equal(table["split"], split)).as_py() or 0) for split in SPLITS}
+
+
+def check_complete(split: Split) -> None:
+    """DataError with the counts if a split is empty, or lacks a class; where users or times decide only train must have them all."""
+    counts = count_rows(split.rows)
+    if missing := [name for name, count in counts.items() if not count]:
+        purged = f", and {split.purged.num_rows} were purged" if split.purged.num_rows else ""
+        largest = split.unit_sizes.max(initial=0)
+        units = f" The largest group or chain of near duplicates has {largest} rows, which stay together." if largest > 1 else ""
+        raise DataError(f"split {', '.join(missing)} is empty: {split.rows.num_rows} rows became {counts}{purged}.{units} {_remedy(split)}")
+    classes = count_classes(split.rows)
+    needed = SPLITS if split.way in ("stable", "exact") else SPLITS[:1]
+    short = {label: found for label, found in classes.items() if not all(found[: len(needed)])}
     if short:
-        lines = [
-            f"  {label!r}: " + ", ".join(f"{split} {count[split]}" for split in SPLITS) for label, count in list(short.items())[:_MAX_SHOWN]
-        ]
+        shown = [
+            f"  {label!r}: " + ", ".join(f"{name} {count}" for name, count in zip(SPLITS, found, strict=True))
+            for label, found in list(short.items())[:_MAX_SHOWN]
+        ] + ["  ..."] * (len(short) > _MAX_SHOWN)
+        where = "a split" if len(needed) > 1 else "train"
+        raise DataError(f"{len(short)} of {len(classes)} classes lack rows in {where}:\n" + "\n".join(shown) + f"\n{_remedy(split)}")
+
+
+def _way(rows: pa.Table, params: SplitParams) -> Way:
+    if rows["given_split"].null_count < rows.num_rows:
+        return "given"
+    return "time" if rows["time"].null_count < rows.num_rows else params.assignment
+
+
+def _parts(rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int) -> tuple[Int, pa.Array]:
+    """(N,) the index of each row's split, and its fold."""
+    no_folds = pa.nulls(rows.num_rows, pa.int32())
+    if way == "given":
+        return _given(rows), no_folds
+    if way == "time":
+        return assign_by_time(rows, params), no_folds
+    parts = _assign(rows, units, way, (params.train, params.val, params.test), seed, "split")
+    if not params.folds:
+        return parts, no_folds
+    learnt = parts != _TEST
+    folds = np.full(len(parts), -1)
+    shares = [1 / params.folds] * params.folds
+    folds[learnt] = _assign(rows.filter(pa.array(learnt)), units.select(learnt), way, shares, seed, "fold")
+    parts = np.where(learnt, (folds == params.fold).astype(np.int64), parts)
+    return parts, pa.array(folds.astype(np.int32), mask=~learnt)
+
+
+def _assign(rows: pa.Table, units: Units, way: Way, shares: tuple[float, ...] | list[float], seed: int, stream: str) -> Int:
+    if not rows.num_rows:
+        return np.zeros(0, np.int64)
+    return assign_stable(units, shares, seed, stream) if way == "stable" else assign_exact(rows, units, shares, seed, stream)
+
+
+def _given(rows: pa.Table) -> Int:
+    parts = pc.index_in(rows["given_split"].combine_chunks(), pa.array(SPLITS))
+    wrong = rows.filter(pc.is_null(parts))
+    if wrong.num_rows:
+        lines = [f"  {row['source']}: {row['given_split']!r}" for row in wrong.slice(0, _MAX_SHOWN).to_pylist()]
         raise DataError(
-            f"{len(short)} of {len(counts)} classes lack rows in a split:\n" + "\n".join(lines) + "\n"
-            f"With {_enough(shares)} rows (or groups) a class is in every split, for these shares. "
-            "Add images of it, merge it into another class, remove it, or change the shares in params.yaml's section split."
+            f"{wrong.num_rows} of {rows.num_rows} rows have no split of your own in data.split_column, expected train, val or test "
+            "in every row:\n" + "\n".join(lines) + "\nFill them in, or set data.split_column to null so that Slipway splits."
         )
+    found: Int = parts.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
-def find_leaks(table: pa.Table) -> dict[str, list[str]]:
-    """The ids, digests and groups that are in more than one split: empty lists where all is well."""
-    return {column: _shared(table, column) for column in ("id", "sha256", "group")}
+def _names(parts: Int) -> pa.Array:
+    return pa.array(SPLITS).take(pa.array(parts))
 
 
-def check_leaks(leaks: dict[str, list[str]]) -> None:
-    """DataError if there is any leak."""
-    found = {column: values for column, values in leaks.items() if values}
-    if found:
-        lines = [f"  {column}: {len(values)} ({', '.join(values[:_MAX_SHOWN])})" for column, values in found.items()]
-        raise DataError("the same content is in more than one split:\n" + "\n".join(lines) + "\nRun `dvc repro --force clean split`.")
+def _with_columns(table: pa.Table, columns: dict[str, pa.Array]) -> pa.Table:
+    for name, values in columns.items():
+        table = table.append_column(name, values)
+    return table
 
 
-def report(table: pa.Table, seed: int, leaks: dict[str, list[str]]) -> dict[str, Any]:
-    """What `reports/split.json` holds: rows of each split, by class or with the target's mean, and the leaks."""
-    classes, rows = _class_counts(table), _count_by(table, "split")
-    splits: dict[str, dict[str, Any]] = {split: {"rows": rows[split]} for split in SPLITS}
-    for split in SPLITS:
-        if classes:
-            splits[split]["classes"] = {label: counts[split] for label, counts in classes.items()}
-        else:
-            targets = table.filter(pc.equal(table["split"], split))["target"].to_numpy()
-            splits[split]["target"] = {"mean": float(targets.mean()), "std": float(targets.std())}
-    return {"seed": seed, "splits": splits, "leaks": leaks}
+def _purged(rows: pa.Table, parts: Int, reaches: Int) -> pa.Table:
+    table = _with_columns(rows, {"split": _names(parts), "reaches": _names(reaches)})
+    return table.filter(pa.array(parts < reaches)).cast(PURGED)
 
 
-def _units(records: list[dict[str, Any]]) -> list[_Unit]:
-    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in records:
-        by_name[row["id"] if row["group"] is None else f"group/{row['group']}"].append(row)
-    return [_Unit(name, rows) for name, rows in by_name.items()]
+def _shares(way: Way, params: SplitParams) -> tuple[float, float, float] | None:
+    """What was asked for, with folds after they replaced train and val."""
+    if way == "given" or (way == "time" and params.time_cuts is not None):
+        return None
+    if params.folds and way != "time":
+        learnt = 1 - params.test
+        return learnt * (1 - 1 / params.folds), learnt / params.folds, params.test
+    return params.train, params.val, params.test
 
 
-def _strata(units: list[_Unit]) -> list[list[_Unit]]:
-    if units and units[0].rows[0]["label"] is None:
-        return _target_bins(units)
-    by_class: dict[str, list[_Unit]] = defaultdict(list)
-    for unit in units:
-        by_class[unit.stratum].append(unit)
-    return [by_class[label] for label in sorted(by_class)]
+def _remedy(split: Split) -> str:
+    if split.way == "given":
+        return "Change your own split (data.split_column), or set it to null so that Slipway splits."
+    if split.way == "time":
+        return "Move split.time_cuts or the shares, use finer groups (a group that reaches a later split leaves the earlier), or add data."
+    assert split.shares is not None
+    enough = f"With split.assignment exact and {_enough(split.shares)} rows (or groups) of a class it is in every split, for these shares"
+    if split.way == "stable":
+        return (
+            f"The assignment is stable, which meets the shares on average only. {enough}. Set split.assignment to exact, add data, "
+            "merge the class into another, or change the shares in params.yaml's section split."
+        )
+    return f"{enough}. Add data, merge the class into another, remove it, or change the shares in params.yaml's section split."
 
 
-def _target_bins(units: list[_Unit]) -> list[list[_Unit]]:
-    ranked = sorted(units, key=lambda unit: (unit.mean_target, unit.name))
-    num_bins = max(1, min(_MAX_BINS, len(units) // _UNITS_PER_BIN))
-    edges = [len(ranked) * index // num_bins for index in range(num_bins + 1)]
-    return [ranked[begin:end] for begin, end in itertools.pairwise(edges)]
-
-
-def _shuffled(units: list[_Unit], seed: int) -> list[_Unit]:
-    keys = id_keys([hashlib.sha256(unit.name.encode()).hexdigest() for unit in units])
-    return [units[index] for index in np.lexsort((keys, uniform(seed, 0, keys, "split")))]
-
-
-def _assign(units: list[_Unit], shares: Sequence[float], owed: list[float]) -> list[str]:
-    """The split of each unit: by where its middle row falls among the rows of the stratum. Updates `owed`."""
-    sizes = np.array([len(unit.rows) for unit in units])
-    total = int(sizes.sum())
-    counts = largest_remainder(total, shares, owed)
-    for index, (share, count) in enumerate(zip(shares, counts, strict=True)):
-        owed[index] += total * share - count
-    middles = np.cumsum(sizes) - sizes / 2
-    return [SPLITS[index] for index in np.searchsorted(np.cumsum(counts), middles, side="right")]
-
-
-def _enough(shares: Sequence[float]) -> int:
+def _enough(shares: tuple[float, float, float]) -> int:
     """So many rows that even the smallest share is one of them."""
     return math.ceil(1 / min(shares) - 1e-9)
-
-
-def _count_by(table: pa.Table, column: str) -> Counter[str]:
-    return Counter(table[column].to_pylist())
-
-
-def _class_counts(table: pa.Table) -> dict[str, Counter[str]]:
-    counts: dict[str, Counter[str]] = {}
-    for label, split in zip(table["label"].to_pylist(), table["split"].to_pylist(), strict=True):
-        if label is not None:
-            counts.setdefault(label, Counter())[split] += 1
-    return dict(sorted(counts.items()))
-
-
-def _shared(table: pa.Table, column: str) -> list[str]:
-    places: dict[str, set[str]] = defaultdict(set)
-    for value, split in zip(table[column].to_pylist(), table["split"].to_pylist(), strict=True):
-        if value is not None:
-            places[value].add(split)
-    return sorted(value for value, splits in places.items() if len(splits) > 1)

@@ -2,10 +2,11 @@
 
 `metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each; DVC skips
 lists, so every metric with its interval is in the list `metrics`, and every class in the list `per_class`.
+Where test rows leak from another split, the same numbers without them are beside these, under names that end in `_without_leaked`.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from slipway import files
 from slipway.bundle import Metric
 from slipway.contract import Task, is_classification
 from slipway.errors import GateMissedError, SchemaError
-from slipway.metrics import ClassScores, class_scores, confusion_matrix, count_classes, log_losses
+from slipway.metrics import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
 from slipway.params import Gate
 from slipway.reports.console import interval, number
 
@@ -28,6 +29,9 @@ def headlines(task: Task) -> tuple[str, ...]:
     return (
         ("accuracy", "precision_macro", "recall_macro", "f1_macro", "log_loss") if is_classification(task) else ("rmse", "mae", "r2", "mse")
     )
+
+
+_FEWEST_ROWS = 2  # below which R2 is not defined
 
 
 class _NamedMetric(Metric):
@@ -45,6 +49,8 @@ class Evaluation:
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
     outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
     metrics: dict[str, Metric]
+    num_leaked: int = 0  # rows with a twin, or their group, in another split
+    without_leaked: dict[str, Metric] = field(default_factory=dict)  # of the other rows; empty where none leaks, or too few are left
 
     @property
     def is_classification(self) -> bool:
@@ -74,6 +80,16 @@ class Evaluation:
             loss = np.abs(self.predictions - self.targets)
         worst_first = np.argsort(-loss, kind="stable")[:num_rows]
         return [int(row) for row in worst_first if loss[row] > 0]
+
+
+def measure_without_leaked(
+    task: Task, targets: NDArray[np.float64], outputs: NDArray[np.float32], leaked: NDArray[np.bool_], resampling: Resampling
+) -> dict[str, Metric]:
+    """Every metric over the rows that are not `leaked` (N,); empty where none is, or where too few others are left to measure."""
+    honest = ~leaked
+    if honest.all() or honest.sum() < _FEWEST_ROWS:
+        return {}
+    return measure(task, targets[honest], outputs[honest], resampling)
 
 
 @dataclass(frozen=True)
@@ -138,8 +154,18 @@ def read_metrics(path: Path) -> dict[str, Metric]:
 def _content(evaluation: Evaluation) -> dict[str, Any]:
     first = {name: evaluation.metrics[name].value for name in headlines(evaluation.task)}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
-    content = {**first, "rows": len(evaluation.targets), "metrics": metrics}
+    content = {**first, "rows": len(evaluation.targets), "metrics": metrics, **_leak_content(evaluation)}
     return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
+
+
+def _leak_content(evaluation: Evaluation) -> dict[str, Any]:
+    """Nothing where no row leaks."""
+    if not evaluation.num_leaked:
+        return {}
+    without = evaluation.without_leaked
+    first = {f"{name}_without_leaked": without[name].value for name in headlines(evaluation.task) if name in without}
+    metrics = [{"name": name, **metric.model_dump()} for name, metric in without.items()]
+    return {"leaked_rows": evaluation.num_leaked, **first, "metrics_without_leaked": metrics}
 
 
 def _class_entries(evaluation: Evaluation) -> list[dict[str, Any]]:

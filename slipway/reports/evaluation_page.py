@@ -34,7 +34,7 @@ def evaluation_page(
 
     `curves` are the lines of training by the name of what they show; `about` says in one line what was evaluated.
     """
-    sections = [_headline(evaluation), _gates(gates), *_where_it_goes_wrong(evaluation), _worst(evaluation, inputs, contract)]
+    sections = [_headline(evaluation), *_leaks(evaluation), _gates(gates), *_where_it_goes_wrong(evaluation), _worst(evaluation, inputs, contract)]
     return page("Evaluation on the test split", about, [*sections, _training(curves), _all_metrics(evaluation)])
 
 
@@ -45,6 +45,22 @@ def _headline(evaluation: Evaluation) -> Section:
     note = f"{first.rows} test rows, each counted once. Below each number its {intervals}."
     boxes = tiles([(_words(name), number(metric.value), interval(metric)) for name, metric in named])
     return Section("Headline", join([boxes, paragraph(note, "note")]))
+
+
+def _leaks(evaluation: Evaluation) -> list[Section]:
+    if not evaluation.num_leaked:
+        return []
+    shared = "have a near duplicate or their group in another split, or are not later than it"
+    leaked = f"{evaluation.num_leaked} of {len(evaluation.targets)} test rows {shared}"
+    if not evaluation.without_leaked:
+        return [Section("Without leaked rows", paragraph(f"{leaked}; too few are left to measure without them.", "bad"))]
+    rows = [
+        [_words(name), number(metric.value), interval(metric), number(evaluation.metrics[name].value)]
+        for name, metric in ((name, evaluation.without_leaked[name]) for name in headlines(evaluation.task))
+    ]
+    columns = ["metric", "without them", "interval", "with them"]
+    note = paragraph(f"{leaked}. reports/split.json says which splits share what. The gates judge the numbers with them.", "bad")
+    return [Section("Without leaked rows", join([note, table(columns, rows, numeric=["without them", "with them"])]))]
 
 
 def _gates(gates: Sequence[GateResult]) -> Section:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,34 @@ def test_a_forbidden_flip_is_refused_naming_both_keys(tmp_path: Path) -> None:
     prepare(tmp_path, DIGITS, augment__horizontal_flip=0.5)
     errors = refusal(tmp_path, "augment")
     assert "augment.horizontal_flip is 0.5, but augment.forbid names 'horizontal_flip'" in errors
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar"])
+def test_an_archive_goes_the_same_way_as_its_folder(tmp_path: Path, kind: str) -> None:
+    write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(40)] for number, label in enumerate("ab")})
+    results = []
+    for place in ("of_folder", "of_archive"):
+        (tmp_path / place).mkdir()
+        packed = shutil.make_archive(str(tmp_path / "images"), kind, tmp_path, "images") if place == "of_archive" else tmp_path / "images"
+        prepare(tmp_path / place, Path(packed))
+        run(tmp_path / place, "clean", "split", "precompute")
+        results.append(digests(tmp_path / place, "data", "reports"))
+    assert results[0] == results[1]
+    shutil.rmtree(tmp_path / "of_archive" / ".work")  # whoever clears it away loses nothing
+    run(tmp_path / "of_archive", "precompute")
+    assert digests(tmp_path / "of_archive", "data", "reports") == results[0]
+
+
+def test_an_archive_with_bad_members_stops_the_stage_with_all_of_them(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
+        for name in ("a/1.png", "../../evil.png", "b/2.png", "/evil.png"):
+            archive.writestr(name, b"x")
+    prepare(tmp_path, tmp_path / "evil.zip")
+    errors = refusal(tmp_path, "clean")
+    assert "has 2 members that are not unpacked" in errors
+    assert "'../../evil.png': a path that leads out" in errors
+    assert (tmp_path / ".work/archives/refused.txt").read_text().count("\n") == 2
+    assert not list(tmp_path.parent.rglob("evil.png"))
 
 
 def test_a_stage_before_its_turn_names_what_is_missing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"path": "data/own"},
     "clean": {"max_bad_share": 0.1},
+    "split": {"assignment": "exact"},
     "augment": {"forbid": []},
     "train": {
         "network_arguments": {"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "batch"},

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from slipway.contract import Task
+from slipway.data.packed import write_split
+from slipway.data.rows import PACKED_ROWS, read_table
 from slipway.errors import GateMissedError, IntegrityError, ParamsError, SchemaError, TrainingError
 from slipway.reports.evaluation import read_metrics
 from slipway.reports.predictions import read_predictions
@@ -75,6 +78,67 @@ def test_the_confusion_matrix_does_not_depend_on_the_batch_size(project: Project
     expected = evaluate.CONFUSION.read_text()
     evaluate.run(params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"batch_size": batch_size})}))
     assert evaluate.CONFUSION.read_text() == expected
+
+
+# leaked rows
+
+
+def mark_leaked(wrong_rows: bool, num_rows: int = NUM_TEST_ROWS) -> None:
+    """Mark test rows as leaked: those with a wrong answer, or the first `num_rows`."""
+    leaked = np.arange(NUM_TEST_ROWS) % 5 == 0 if wrong_rows else np.arange(NUM_TEST_ROWS) < num_rows
+    folder, path = Path("data/packed/test"), Path("data/packed/manifest.json")
+    rows = read_table(folder / "rows.parquet", PACKED_ROWS)
+    rows = rows.set_column(rows.schema.get_field_index("leaked"), PACKED_ROWS.field("leaked"), pa.array(leaked))
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["test"] = write_split(folder, rows, tuple(manifest["splits"]["test"]["shape"])).model_dump()
+    path.write_text(json.dumps(manifest))
+
+
+def test_without_leaks_there_is_no_word_of_them(project: Project) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}))
+    assert "leaked" not in evaluate.METRICS.read_text()
+    assert "leaked" not in evaluate.PAGE.read_text()
+
+
+def test_every_metric_is_also_measured_without_the_leaked_rows(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    mark_leaked(wrong_rows=True)
+    evaluate.run(params_with("image_classification", {}))
+    content = json.loads(evaluate.METRICS.read_text())
+    assert content["leaked_rows"] == 5
+    assert content["accuracy"] == pytest.approx(16 / 21)
+    assert content["accuracy_without_leaked"] == 1
+    assert {entry["name"] for entry in content["metrics_without_leaked"]} == {entry["name"] for entry in content["metrics"]}
+    assert {entry["rows"] for entry in content["metrics_without_leaked"]} == {16}
+    assert "accuracy_without_leaked" in capsys.readouterr().out
+    page = evaluate.PAGE.read_text()
+    assert "5 of 21 test rows have a near duplicate" in page
+
+
+def test_the_gates_judge_the_numbers_of_all_rows(project: Project) -> None:
+    project("image_classification")
+    mark_leaked(wrong_rows=True)
+    with pytest.raises(GateMissedError):
+        evaluate.run(params_with("image_classification", {"accuracy": {"min": 0.9, "max": None}}))
+
+
+def test_a_numeric_target_is_measured_without_the_leaked_rows(project: Project) -> None:
+    project("image_regression")
+    mark_leaked(wrong_rows=True)
+    evaluate.run(params_with("image_regression", {}))
+    assert json.loads(evaluate.METRICS.read_text())["rmse_without_leaked"] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("num_leaked", [20, 21])
+def test_where_too_few_other_rows_are_left_the_page_says_so(project: Project, num_leaked: int) -> None:
+    project("image_regression")
+    mark_leaked(wrong_rows=False, num_rows=num_leaked)
+    evaluate.run(params_with("image_regression", {}))
+    content = json.loads(evaluate.METRICS.read_text())
+    assert content["leaked_rows"] == num_leaked
+    assert "rmse_without_leaked" not in content
+    assert "too few are left to measure" in evaluate.PAGE.read_text()
 
 
 # gates
