@@ -16,6 +16,7 @@ from serving.settings import DEFAULT_BATCH_SIZE, Settings
 from slipway.bundle import Bundle, LoadedBundle, load_bundle
 from slipway.certificate import Certificate, check_certificate, read_certificate
 from slipway.errors import BundleError, SlipwayError
+from slipway.preprocess import load_transform
 
 
 class InvalidAnswerError(SlipwayError):
@@ -75,6 +76,7 @@ def load_model(settings: Settings) -> ServedModel:
     bundle.verify()
     certificate = read_certificate(settings.certificate)
     check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
+    load_transform(bundle.manifest.input)
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)
     run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)

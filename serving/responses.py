@@ -29,6 +29,7 @@ ERRORS = {
     "undecodable": 422,
     "truncated": 422,
     "pixel_bomb": 422,
+    "transform_failed": 422,
     "queue_full": 429,
     "headers_too_large": 431,
     "internal": 500,
