@@ -10,12 +10,14 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from slipway.data.code_version import pixel_code
 from slipway.errors import UnavailableError
@@ -24,6 +26,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _CHUNKS_PER_WORKER = 2
 _RETRIES = 3
+_CONNECT_TIMEOUT_S = 5.0
 _SOCKET_PATH_BYTES = 107  # the system's limit; Ray's own part below its folder has up to 80
 _FOLDER = Path(".work/ray")
 
@@ -96,14 +99,22 @@ def _cluster(num_workers: int) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         try:
             if address is not None:
+                _check_is_there(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
             else:
                 _start(ray, num_workers, stack.enter_context(_folder()))
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             where = f"the Ray cluster at {address} (RAY_ADDRESS)" if address else "a Ray cluster on this machine"
             raise UnavailableError(f"{where} cannot be reached or started: {error}. Mend that, or set data.engine to local.") from error
         stack.callback(ray.shutdown)
         yield ray
+
+
+def _check_is_there(address: str) -> None:
+    """OSError if nothing listens at "host:port" or "ray://host:port"; Ray itself would try for minutes."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), _CONNECT_TIMEOUT_S).close()
 
 
 def _start(ray: Any, num_workers: int, folder: Path) -> None:
