@@ -20,6 +20,7 @@ _JPEG_HEADER_BYTES = 700
 # Bytes per pixel by quality, above what photographs at 224 px need (bench/results/precompute.md); noise needs more.
 _JPEG_QUALITIES = (1, 50, 75, 90, 95, 100)
 _JPEG_BYTES_PER_PIXEL = (0.1, 0.25, 0.4, 0.6, 0.8, 2.0)
+_OTHER_FORM = {False: "set precompute.encoding to jpeg", True: "lower precompute.jpeg_quality"}
 
 
 class Need(NamedTuple):
@@ -65,9 +66,8 @@ def _check(needed: int, place: Path, is_estimate: bool) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise UnavailableError(
-            f"the packed store needs {'an estimated ' * is_estimate}{_mib(needed)} in {place}, {_mib(free)} are free. Free space, "
-            f"lower precompute.{'jpeg_quality' if is_estimate else 'image_size_px'}, lower precompute.train_size_px"
-            f"{'' if is_estimate else ', or set precompute.encoding to jpeg'}."
+            f"the packed store needs {'an estimated ' * is_estimate}{_mib(needed)} in {place}, {_mib(free)} are free. Free space, lower "
+            f"precompute.image_size_px or train_size_px, or {_OTHER_FORM[is_estimate]}."
         )
 
 

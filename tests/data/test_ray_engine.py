@@ -10,6 +10,7 @@ import pytest
 
 from slipway import files
 from slipway.data import ray_engine
+from slipway.data.code_version import pixel_code
 from slipway.data.parallel import ordered_map
 from slipway.errors import UnavailableError
 
@@ -85,6 +86,6 @@ def test_without_ray_the_extra_is_named_at_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_worker_with_other_code_is_refused() -> None:
-    assert ray_engine._map_chunk(str, [1, 2], ray_engine.pixel_code()) == ["1", "2"]
+    assert ray_engine._map_chunk(str, [1, 2], pixel_code()) == ["1", "2"]
     with pytest.raises(UnavailableError, match="another version of Slipway, Pillow, simplejpeg or NumPy"):
         ray_engine._map_chunk(str, [1, 2], "0" * 64)
