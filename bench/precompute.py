@@ -29,7 +29,7 @@ from slipway.preprocess import ImageContract, array_from_bytes, decode_image
 ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp" / "bench" / "precompute"
 RESULT = ROOT / "bench/results/precompute.md"
-NUM_IMAGES, NUM_DISTINCT, NUM_ROUNDS = 3000, 200, 5
+NUM_IMAGES, NUM_DISTINCT, NUM_ROUNDS = 1500, 200, 5
 MAX_PIXELS = 10**6
 NETWORK = ImageContract(
     kind="images", transform=None, size_px=224, channels=3, fit="crop", interpolation="bilinear", max_pixels=MAX_PIXELS

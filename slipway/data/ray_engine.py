@@ -74,7 +74,14 @@ def _map_chunk(function: Callable[[Item], Result], chunk: list[Item], code: str)
 def _result(ray: Any, reference: Any) -> Any:
     try:
         return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:  # raised by our function: as if it had run here
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, (ImportError, ray.exceptions.RayError)):  # the function could not even be read
+            reason = str(error.cause).strip().splitlines()[-1]
+            raise UnavailableError(
+                f"a Ray worker cannot run this: {reason}. Install Slipway and the requirements.lock of this checkout on every machine "
+                "of the cluster, and put the code that precompute.transform names on their import path (PYTHONPATH)."
+            ) from error
+        # Raised by our function: as if it had run here.
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except ray.exceptions.RayError as error:
         raise UnavailableError(

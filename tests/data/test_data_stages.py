@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,31 @@ def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path
         run(tmp_path, "precompute")
     assert digests(tmp_path, "data/packed") == expected
     assert [path.name for path in (tmp_path / ".work" / "precompute").iterdir()] == ["lock"]
+
+
+TRANSFORM = """
+def halve(image):
+    return image.reduce(2), {"width": image.width}
+"""
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
+def test_a_transform_of_the_users_runs_here_and_on_ray_with_the_same_result(tmp_path: Path) -> None:
+    write_folder(
+        tmp_path / "images", {label: [picture(500 * number + seed, 16) for seed in range(300)] for number, label in enumerate("ab")}
+    )
+    (tmp_path / "transforms").mkdir()
+    (tmp_path / "transforms" / "__init__.py").write_text(TRANSFORM)
+    changes = {"precompute__transform": "transforms:halve", "precompute__train_size_px": 24, "precompute__num_workers": 2}
+    prepare(tmp_path, tmp_path / "images", **changes)
+    run(tmp_path, "clean", "split", "precompute")
+    expected = digests(tmp_path, "data/packed")
+    table = pq.read_table(tmp_path / "data" / "packed" / "val" / "transform.parquet")
+    assert set(table["width"].to_pylist()) == {16}
+    prepare(tmp_path, tmp_path / "images", **changes, data__engine="ray")
+    run(tmp_path, "precompute")
+    assert digests(tmp_path, "data/packed") == expected
+    assert list((tmp_path / ".work").glob("ray*")) == []
 
 
 def test_two_precomputes_at_once_are_refused(tmp_path: Path) -> None:

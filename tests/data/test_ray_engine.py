@@ -1,8 +1,11 @@
 """Ray: the same results as here, also when a worker dies; faults of our functions come through; a clear word without Ray."""
 
 import os
+import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -69,6 +72,43 @@ def test_results_come_in_order_and_faults_come_through(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     assert run_python(tmp_path, "mapping.py", "600") == "True"
     assert run_python(tmp_path, "mapping.py", "800") == "DataError 700 is refused"
+
+
+CLUSTER = """
+import sys, ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", _temp_dir=sys.argv[1])
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@with_ray
+@pytest.mark.slow
+def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> None:
+    (tmp_path / "mapping.py").write_text(MAPPING)
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "only_here.py").write_text(MAPPING)
+    (tmp_path / "mapping_elsewhere.py").write_text(
+        MAPPING.replace("import sys", "import sys, only_here").replace("(work,", "(only_here.work,")
+    )
+    folder = tempfile.mkdtemp(prefix="slipway-")  # the path of a socket must be short
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    of_cluster = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", CLUSTER, folder]
+    with subprocess.Popen(command, env=of_cluster, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+        assert cluster.stdout is not None
+        address = cluster.stdout.readline().strip().splitlines()[-1]
+        for _ in range(2):
+            assert run_python(tmp_path, "mapping.py", "600", RAY_ADDRESS=address, **variables) == "True"
+        answer = run_python(
+            tmp_path, "mapping_elsewhere.py", "600", RAY_ADDRESS=address, **variables, PYTHONPATH=f"{ROOT}:{tmp_path / 'path'}"
+        )
+        assert answer.startswith("UnavailableError a Ray worker cannot run this: "), answer
+        assert "No module named 'only_here'. Install Slipway" in answer
+        assert cluster.poll() is None
+        assert not (tmp_path / ".work").exists(), "no cluster of its own was started"
+        cluster.communicate()
+    shutil.rmtree(folder)
 
 
 @with_ray
