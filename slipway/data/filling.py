@@ -57,9 +57,10 @@ def prepare(folder: Path, num_rows: int, form: StoreForm, split: str) -> None:
     """The file that a split's pixels go to, kept as it is if it was there."""
     folder.mkdir(parents=True, exist_ok=True)
     path, shape = folder / "inputs.npy", (num_rows, *form.stored(split).shape)
-    if form.is_jpeg(split) or _is_array(path, shape):
+    if form.is_jpeg(split):
         return
-    np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
+    if not _is_array(path, shape):
+        np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
     if hasattr(os, "posix_fallocate"):  # without it a full disk shows as a bus error in a worker
         with path.open("rb+") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -103,9 +104,11 @@ def _open_for_reading(folder: Path) -> NDArray[np.uint8]:
 def fill(
     read: Read, places: dict[str, Place], num_rows: int, form: StoreForm, work: Path, num_workers: int, engine: Engine
 ) -> Iterator[None]:
+    if not places:
+        return
     store = work / "store"
     pack_one = partial(_pack_one, form=form, store=str(store) if engine == "local" else None)
-    samples = (_Placed(sample, places[sample.source]) for sample in read(places.keys()) if sample.source in places) if places else ()
+    samples = (_Placed(sample, places[sample.source]) for sample in read(places.keys()) if sample.source in places)
     missing, problems = set(places), []
     room = _JpegRoom(work, sum(form.is_jpeg(place.split) for place in places.values()))
     _images.cache_clear()
@@ -120,6 +123,7 @@ def fill(
                 room.take(packed.row)
             problems += [(packed.source, packed.problem)] if packed.problem else []
             yield
+    _images.cache_clear()
     problems += [(source, _Problem("changed", "it is no longer there")) for source in sorted(missing)]
     _refuse(problems, num_rows)
 
