@@ -9,6 +9,7 @@ esac
 export BENTOML_HOME="$_slipway_root/.bentoml"
 export BENTOML_DO_NOT_TRACK=True
 export DVC_NO_ANALYTICS=1
+export RAY_USAGE_STATS_ENABLED=0
 export DVC_SITE_CACHE_DIR="$_slipway_root/.work/dvc"
 # OpenMP's threads sleep while they wait for each other. They would spin, and beside any other load a training step on the
 # CPU then takes up to 16 times as long (bench/LOG.md).

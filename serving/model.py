@@ -19,7 +19,7 @@ from slipway.certificate import Certificate, check_certificate, read_certificate
 from slipway.columns import ColumnContract
 from slipway.errors import BundleError, SlipwayError
 from slipway.input_contract import InputContract
-from slipway.preprocess import ImageContract
+from slipway.preprocess import ImageContract, load_transform
 
 
 class InvalidAnswerError(SlipwayError):
@@ -105,11 +105,8 @@ def _require_usable_input(manifest: Bundle) -> None:
         names = [column.name for column in contract.columns]
         if not names or len(set(names)) < len(names):
             raise BundleError(f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`.")
-    elif contract.transform is not None:
-        raise BundleError(
-            f"the bundle's images go through {contract.transform.function}, which this service cannot apply. "
-            f"Train with precompute.transform: null, or serve with a Slipway that can."
-        )
+    else:
+        load_transform(contract)
 
 
 def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:

@@ -38,6 +38,7 @@ ERRORS = {
     "type_violation": 422,
     "unknown_category": 422,
     "out_of_range": 422,
+    "transform_failed": 422,
     "queue_full": 429,
     "headers_too_large": 431,
     "internal": 500,

@@ -34,7 +34,13 @@ def evaluation_page(
 
     `curves` are the lines of training by the name of what they show; `about` says in one line what was evaluated.
     """
-    sections = [_headline(evaluation), *_leaks(evaluation), _gates(gates), *_where_it_goes_wrong(evaluation), _worst(evaluation, inputs, contract)]
+    sections = [
+        _headline(evaluation),
+        *_leaks(evaluation),
+        _gates(gates),
+        *_where_it_goes_wrong(evaluation),
+        _worst(evaluation, inputs, contract),
+    ]
     return page("Evaluation on the test split", about, [*sections, _training(curves), _all_metrics(evaluation)])
 
 
