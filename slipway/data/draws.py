@@ -47,13 +47,14 @@ class Draw(NamedTuple):
     @property
     def moves_whole_pixels(self) -> bool:
         """Whether no image is interpolated where it is stored in the network's size."""
-        same = (self.scale == 1) & (self.rotation_deg == 0)
-        return bool(same.all()) and not self.shift.any() and bool((self.crop[:, 2:] == 1).all())
+        still = not self.rotation_deg.any() and not self.shift.any()
+        return still and bool((self.scale == 1).all()) and bool((self.crop[:, 2:] == 1).all())
 
     @property
     def recolours(self) -> bool:
         """Whether any pixel gets another colour."""
-        return bool(((self.brightness != 1) | (self.contrast != 1) | (self.saturation != 1) | (self.hue != 0)).any())
+        factors = (self.brightness, self.contrast, self.saturation)
+        return bool(self.hue.any()) or not all((factor == 1).all() for factor in factors)
 
 
 class MixDraw(NamedTuple):
@@ -66,9 +67,9 @@ class MixDraw(NamedTuple):
 def unchanged(count: int) -> Draw:
     """The draw that leaves `count` images as they are."""
     ones, zeros = np.ones(count), np.zeros(count)
-    no, whole = np.zeros(count, dtype=bool), np.tile([0.0, 0.0, 1.0, 1.0], (count, 1))
-    moved = np.zeros((count, 2))
-    return Draw(whole, no, no, ones, zeros, moved, moved.astype(np.int64), ones, ones, ones, zeros, np.zeros((count, 4)))
+    no, nothing = np.zeros(count, dtype=bool), np.zeros((count, 4))
+    still = np.zeros((count, 2), dtype=np.int64)
+    return Draw(_whole_images(count), no, no, ones, zeros, nothing[:, :2], still, ones, ones, ones, zeros, nothing)
 
 
 def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
@@ -168,7 +169,7 @@ class _Numbers:
         return low + (high - low) * self.uniform(stream)
 
     def pairs(self, low: float, high: float, stream: str) -> NDArray[np.float64]:
-        return np.stack([self.between(low, high, f"{stream}_{axis}") for axis in "xy"], axis=1)
+        return np.column_stack([self.between(low, high, f"{stream}_{axis}") for axis in "xy"])
 
     def chance(self, probability: float, stream: str) -> NDArray[np.bool_]:
         if probability in (0.0, 1.0):
@@ -192,7 +193,7 @@ class _Numbers:
     def rectangles(self, area: tuple[float, float], aspect: tuple[float, float], stream: str) -> NDArray[np.float64]:
         """(N, 4) anywhere in the unit square: the area uniform, the logarithm of the aspect uniform as far as it fits."""
         if area == (1.0, 1.0):
-            return np.tile([0.0, 0.0, 1.0, 1.0], (len(self._keys), 1))
+            return _whole_images(len(self._keys))
         areas = self.between(*area, f"{stream}_area")
         aspects = np.exp(self.between(math.log(aspect[0]), math.log(aspect[1]), f"{stream}_aspect")).clip(areas, 1 / areas)
         sides = np.sqrt(np.stack([areas * aspects, areas / aspects], axis=1)).clip(max=1.0)
@@ -220,6 +221,13 @@ def _boxes(areas: NDArray[np.float64], numbers: _Numbers, size_px: int) -> NDArr
     centre = numbers.pairs(0.0, 1.0, "cutmix_centre")
     corners = np.concatenate([centre - half, centre + half], axis=1)
     return _whole(corners.clip(0.0, 1.0) * size_px)
+
+
+def _whole_images(count: int) -> NDArray[np.float64]:
+    """(N, 4) rectangles as large as the image."""
+    rectangles = np.zeros((count, 4))
+    rectangles[:, 2:] = 1
+    return rectangles
 
 
 def _whole(numbers: NDArray[np.float64]) -> NDArray[np.int64]:

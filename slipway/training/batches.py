@@ -128,10 +128,7 @@ class TrainingBatches(Dataset[Batch]):
     def _changed(self, batch: Batch, how: ImageChanges, epoch: int, rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> Batch:
         """The batch with its images changed, or with what the device needs for it. `partner_rows` is (B,), or empty without mixing."""
         mix = draw_mixing(how.plan, epoch, self._keys[rows], how.size_px) if len(partner_rows) else None
-        # A partner's image is at hand, or is made too: in another process or accumulation step it looks the same.
-        mixed = partner_rows[mix.own_share < 1] if mix else partner_rows
-        needed = np.concatenate([rows, np.setdiff1d(mixed, rows)])
-        partners = _places(np.where(mix.own_share < 1, partner_rows, rows), needed) if mix else np.arange(len(rows))
+        needed, partners = _with_partners(rows, np.where(mix.own_share < 1, partner_rows, rows)) if mix else (rows, np.arange(len(rows)))
         change = draw(how.plan, epoch, self._keys[needed])
         if mix:
             batch = batch._replace(mixing=Mixing(self._targets[partner_rows], torch.from_numpy(mix.own_share)))
@@ -225,11 +222,14 @@ def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: 
     )
 
 
-def _places(wanted: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(B,) where each of `wanted` stands in `among`, which has each once."""
-    order = np.argsort(among)
-    places: NDArray[np.int64] = order[np.searchsorted(among, wanted, sorter=order)]
-    return places
+def _with_partners(rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(R,) the rows and behind them the partners that are not among them, and (B,) where in it each row's partner stands.
+
+    A partner of another process or accumulation step is made here, too; it looks the same there.
+    """
+    needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
+    order = np.argsort(needed)
+    return needed, order[np.searchsorted(needed, partner_rows, sorter=order)]
 
 
 def _target_tensor(split: PackedSplit, classes: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """The contact sheet: what augmentation does to a few training images, as one picture.
 
-A line for each operation that is asked for shows it alone, from mild to strong; the lines below show all of them together,
+A line for each operation that is asked for shows it alone, through its range; the lines below show all of them together,
 mixing included, as training draws them in its first epochs.
 """
 
@@ -21,7 +21,7 @@ from slipway.training.host_augmentation import Pixels, StoredRows, changed_image
 
 _NUM_IMAGES = 8
 _NUM_TOGETHER = 4
-_CELL_PX, _GAP_PX, _CAPTION_PX, _MARGIN_PX, _LABEL_PX, _TITLE_PX = 104, 6, 17, 16, 176, 30
+_CELL_PX, _GAP_PX, _CAPTION_PX, _MARGIN_PX, _LABEL_PX, TITLE_PX = 104, 6, 17, 16, 176, 30
 _LINE_PX = _CELL_PX + _CAPTION_PX + _GAP_PX
 _INK, _PALE, _PAPER = (25, 28, 33), (110, 116, 125), (255, 255, 255)
 _STEPS = np.linspace(0, 1, _NUM_IMAGES - 1)
@@ -69,7 +69,7 @@ def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifes
         _sheet(
             [
                 ("As the network would get them", [originals]),
-                ("Each operation alone, from mild to strong", alone),
+                ("Each operation alone, from one end of its range to the other", alone),
                 ("All together, as training draws them", together),
             ]
         )
@@ -91,7 +91,7 @@ def _line_alone(samples: _Samples, plan: AugmentPlan, name: str, number: int) ->
     """One operation on one image, another one for each operation."""
     index = number % len(samples.names)
     value = getattr(plan, name)
-    asked = f"{value[0]:g} to {value[1]:g}" if isinstance(value, tuple) else f"{value:g}"
+    asked = _RANGES[name].format(*value) if isinstance(value, tuple) else _RANGES[name].format(value)
     if name in ("mixup_alpha", "cutmix_alpha"):
         cells = _mixed_cells(samples, index, cut=name == "cutmix_alpha")
     elif name.endswith("_flip"):
@@ -102,6 +102,22 @@ def _line_alone(samples: _Samples, plan: AugmentPlan, name: str, number: int) ->
     return _Line(name, asked, [samples.original(index), *cells])
 
 
+_RANGES = {
+    "random_resized_crop": "{:.0%} to {:.0%} of the area",
+    "horizontal_flip": "in {:.0%} of the images",
+    "vertical_flip": "in {:.0%} of the images",
+    "scale": "{:g} to {:g} times as large",
+    "rotation_deg": "up to {:g}° either way",
+    "translation": "up to {:.0%} of the side",
+    "crop_padding_px": "up to {:d} px either way",
+    "brightness": "up to {:.0%} less or more",
+    "contrast": "up to {:.0%} less or more",
+    "saturation": "up to {:.0%} less or more",
+    "hue": "up to {:g} turns either way",
+    "erasing": "in {:.0%} of the images",
+    "mixup_alpha": "share from Beta({0:g}, {0:g})",
+    "cutmix_alpha": "area from Beta({0:g}, {0:g})",
+}
 _Steps = list[tuple[str, dict[str, NDArray[Any]]]]
 
 
@@ -168,7 +184,7 @@ def _mixed_cells(samples: _Samples, index: int, *, cut: bool) -> list[_Cell]:
         side = round(samples.size_px * (1 - own) ** 0.5)
         box = [0, 0, side, side] if cut else [0, 0, 0, 0]
         image = mixed_images(both, np.array([1]), MixDraw(np.array([own], np.float32), np.array([box])))[0]
-        cells.append(_Cell(image, f"{own:.0%} + {1 - own:.0%} {samples.names[partner]}"))
+        cells.append(_Cell(image, f"+ {1 - own:.0%} {samples.names[partner]}"))
     return cells
 
 
@@ -181,19 +197,19 @@ def _line_together(samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64
         mixing = draw_mixing(plan, epoch, keys, samples.size_px)
         partners = np.roll(everyone, -(1 + epoch))
         share = float(mixing.own_share[index])
-        mixed = f"{share:.0%} + {samples.names[partners[index]]}" if share < 1 else f"epoch {epoch}"
+        mixed = f"+ {1 - share:.0%} {samples.names[partners[index]]}" if share < 1 else f"epoch {epoch}"
         cells.append(_Cell(mixed_images(images, partners, mixing)[index], mixed))
     return _Line("all together", samples.names[index], cells)
 
 
 def _sheet(sections: Sequence[tuple[str, Sequence[_Line]]]) -> Image.Image:
     shown = [(title, lines) for title, lines in sections if lines]
-    height = 2 * _MARGIN_PX + sum(_TITLE_PX + len(lines) * _LINE_PX for _, lines in shown)
+    height = 2 * _MARGIN_PX + sum(TITLE_PX + len(lines) * _LINE_PX for _, lines in shown)
     sheet = Image.new("RGB", (2 * _MARGIN_PX + _LABEL_PX + _NUM_IMAGES * (_CELL_PX + _GAP_PX), height), _PAPER)
     pen, top = ImageDraw.Draw(sheet), _MARGIN_PX
     for title, lines in shown:
         pen.text((_MARGIN_PX, top), title, _INK, ImageFont.load_default(17))
-        top += _TITLE_PX
+        top += TITLE_PX
         for line in lines:
             _paint(sheet, pen, line, top)
             top += _LINE_PX

@@ -53,14 +53,17 @@ def changed_images(images: StoredRows, rows: NDArray[np.int64], change: Draw, si
     """(B, size_px, size_px, C) uint8: the rows, each after its change. `change` is of these B rows."""
     height, _, channels = images.shape
     result = np.empty((len(rows), size_px, size_px, channels), dtype=np.uint8)
+    if not len(rows):
+        return result
     if change.moves_whole_pixels and height == size_px:
-        _in_parts(len(rows), result[:1].nbytes, _CACHED_BYTES, lambda part: _move(images, rows[part], change.part(part), result[part]))
+        _in_parts(result, _CACHED_BYTES, lambda part: _move(images, rows[part], change.part(part), result[part]))
     else:
-        _in_parts(len(rows), result[:1].nbytes, 0, lambda part: _resample(images, rows[part], change.part(part), result[part]))
+        _in_parts(result, result.nbytes, lambda part: _resample(images, rows[part], change.part(part), result[part]))
     if change.recolours:
-        _in_parts(len(rows), result[:1].nbytes, 0, lambda part: _recolour(change.part(part), result[part]))
-    for image, (left, top, right, bottom) in zip(result, erased_bounds(change, size_px), strict=True):
-        image[top:bottom, left:right] = GREY
+        _in_parts(result, result.nbytes, lambda part: _recolour(change.part(part), result[part]))
+    for row in np.flatnonzero(change.erased[:, 2]):
+        left, top, right, bottom = erased_bounds(change.part(slice(row, row + 1)), size_px)[0]
+        result[row, top:bottom, left:right] = GREY
     return result
 
 
@@ -166,12 +169,13 @@ def _recolour(change: Draw, result: Pixels) -> None:
         cv2.transform(image, np.concatenate([colour, offset], axis=1), dst=image)
 
 
-def _in_parts(count: int, bytes_each: int, part_bytes: int, work: Callable[[slice], None]) -> None:
-    """Call `work` on parts of `count` images: of `part_bytes` or, for 0, one for each thread."""
-    num_threads = torch.get_num_threads() if count * bytes_each >= _FEWEST_BYTES else 1  # 1 in a loader process
-    step = max(1, part_bytes // bytes_each) if part_bytes else -(-count // num_threads)
-    parts = [slice(begin, min(begin + step, count)) for begin in range(0, count, max(1, step))]
-    if num_threads == 1 or len(parts) < 2:
+def _in_parts(result: Pixels, most_bytes: int, work: Callable[[slice], None]) -> None:
+    """Call `work` on parts of a batch of at most so many bytes, one for each thread at least."""
+    count = len(result)
+    num_threads = torch.get_num_threads() if result.nbytes >= _FEWEST_BYTES else 1  # 1 in a loader process
+    step = min(-(-count // num_threads), max(1, most_bytes * count // result.nbytes))
+    parts = [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
+    if num_threads == 1:
         for part in parts:
             work(part)
         return
