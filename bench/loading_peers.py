@@ -2,7 +2,7 @@
 
 python bench/loading_peers.py PEER CASE FOLDER
 """
-# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, no-untyped-call, type-arg, misc, unused-ignore"
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, no-untyped-call, type-arg, misc, untyped-decorator, unused-ignore"
 
 import io
 import shutil

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slipway.data.augmentation import plan_from_params
 from slipway.data.draws import Draw, MixDraw, crop_bounds, draw, draw_mixing, unchanged
 from slipway.training import host_augmentation
-from slipway.training.augmentation import GREY, augment_batch, device_changes
+from slipway.training.augmentation import GREY, Changes, augment_batch, device_changes
 from slipway.training.host_augmentation import StoredRows, changed_images, mixed_images
 from tests.data.test_augmentation import ON
 from tests.project_params import augment_params
@@ -27,7 +27,7 @@ def on_host(images: Pixels, change: Draw, size_px: int) -> Pixels:
 
 def on_device(images: Pixels, change: Draw, size_px: int, device: str = "cpu") -> Pixels:
     changes = device_changes(change, None, np.arange(len(images)), images.shape[1], size_px, images.shape[3])
-    moved = changes._make(value if value is None else value.to(device) for value in changes)
+    moved: Changes = changes._replace(**{name: value.to(device) for name, value in changes._asdict().items() if value is not None})
     result: Pixels = augment_batch(torch.from_numpy(images).to(device), moved).cpu().numpy()
     return result
 

@@ -29,7 +29,7 @@ def write_pictures(folder: Path, count: int, width: int, height: int) -> None:
 def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], int]:
     """torchvision's way, with two processes."""
     from torch.utils.data import DataLoader
-    from torchvision.datasets import ImageFolder
+    from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
     loader = DataLoader(ImageFolder(str(folder), transform), batch_size, shuffle=True, num_workers=2, persistent_workers=True)
     return lambda: sum(len(images) for images, _ in loader)
@@ -60,7 +60,7 @@ def times_faster(ours: Callable[[], int], theirs: Callable[[], int]) -> float:
 
 @pytest.mark.slow
 def test_crops_of_224_px_load_at_least_ten_times_as_fast_as_from_files(tmp_path: Path) -> None:
-    from torchvision import transforms
+    from torchvision import transforms  # type: ignore[import-untyped]
 
     write_pictures(tmp_path / "images", 256, 400, 300)
     transform = transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
