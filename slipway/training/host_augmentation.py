@@ -55,6 +55,7 @@ def changed_images(images: StoredRows, rows: NDArray[np.int64], change: Draw, si
     result = np.empty((len(rows), size_px, size_px, channels), dtype=np.uint8)
     if not len(rows):
         return result
+    _forbid_inner_threads(os.getpid())
     if change.moves_whole_pixels and height == size_px:
         _in_parts(result, _CACHED_BYTES, lambda part: _move(images, rows[part], change.part(part), result[part]))
     else:
@@ -186,5 +187,10 @@ def _in_parts(result: Pixels, most_bytes: int, work: Callable[[slice], None]) ->
 @cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
     """A pool of this process: a forked one would wait for ever for its parent's threads."""
-    cv2.setNumThreads(0)  # an image is a thread's work; OpenCV's own threads would fight over it, and not survive a fork
     return ThreadPoolExecutor(count)
+
+
+@cache
+def _forbid_inner_threads(process: int) -> None:
+    """An image is the work of one thread; OpenCV's own would fight over it, and not survive a fork."""
+    cv2.setNumThreads(0)

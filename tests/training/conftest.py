@@ -64,7 +64,8 @@ def write_project(root: Path, **train: Any) -> Path:
         splits=splits,
     )
     packed.write_manifest(root / "data/packed", manifest)
-    plan = plan_from_params(augment_params(rotation_deg=5.0, scale=[0.9, 1.1], horizontal_flip=0.5), seed=7)
+    operations = {"rotation_deg": 5.0, "scale": [0.9, 1.1], "horizontal_flip": 0.5, "erasing": 0.2, "brightness": 0.1}
+    plan = plan_from_params(augment_params(**operations, mixup_alpha=0.2, cutmix_alpha=1.0, mix_probability=0.5), seed=7)
     write_plan(root / "data/augmented", plan)
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     settings = {
