@@ -118,7 +118,7 @@ def _small() -> Iterator[Image.Image]:
 
 
 def start_all(case: Case, folder: Path, python: Path) -> list[Loader]:
-    """Every loader, one after the other, so that none is made ready beside another's work."""
+    """Every loader, when all are ready."""
     commands = {
         name: [sys.executable, "-m", "bench.loading_slipway", case.name, str(folder), str(workers)] for name, workers in SETUPS.items()
     }
@@ -129,8 +129,9 @@ def start_all(case: Case, folder: Path, python: Path) -> list[Loader]:
         with (SCRATCH / "errors.log").open("a") as errors:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=-1, stdout=-1, stderr=errors, text=True)
         loaders.append(Loader(name, process))
-        loaders[-1].start()
-        print(f"{case.name} {name}: {loaders[-1].failure or 'ready'}", flush=True)
+    for loader in loaders:
+        loader.start()
+        print(f"{case.name} {loader.name}: {loader.failure or 'ready'}", flush=True)
     return loaders
 
 
@@ -186,7 +187,7 @@ def main() -> None:
     print(RESULT.read_text())
 
 
-NOTE = f"""Loaders took turns, n = {NUM_ROUNDS} rounds of at least {MIN_SECONDS:g} s each after a whole epoch of warm-up;
+NOTE = f"""Loaders took turns, n = {NUM_ROUNDS} rounds of {MIN_SECONDS:g} s, without the batches made ready before;
 2 workers or threads each; everything in the page cache. Slipway and FFCV hand over bytes, which become floats on the device;
 the others hand over floats."""
 

@@ -1,7 +1,8 @@
 """Slipway's side of `bench.loading`: the loader that training uses, on the packed store."""
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,9 @@ def pack(case: Case, folder: Path) -> PackedSplit:
         kind="images", transform=None, size_px=case.stored_px, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6
     )
     if not path.exists():
-        np.save(path, np.stack([array_from_bytes(picture.read_bytes(), contract) for picture in pictures]))
+        unfinished = folder / f"inputs-{os.getpid()}.npy"  # two processes may do this at once
+        np.save(unfinished, np.stack([array_from_bytes(picture.read_bytes(), contract) for picture in pictures]))
+        unfinished.replace(path)
     names = [picture.name for picture in pictures]
     ids = [sha256_bytes(name.encode())[:32] for name in names]
     targets = np.array([float(picture.parent.name) for picture in pictures])
@@ -37,8 +40,8 @@ def plan_of(case: Case) -> AugmentPlan:
     return plan_from_params(augment_params(horizontal_flip=0.5, random_resized_crop=[0.08, 1.0]), 7)
 
 
-def epochs(case: Case, folder: Path, num_workers: int) -> Callable[[], int]:
-    """A function that loads one more epoch and returns its number of images."""
+def epochs(case: Case, folder: Path, num_workers: int) -> Callable[[], Iterator[int]]:
+    """A function that begins one more epoch: the number of images of each batch."""
     batches = TrainingBatches(
         [pack(case, folder)],
         cut_step(case.batch_size, 1, case.batch_size),
@@ -49,9 +52,9 @@ def epochs(case: Case, folder: Path, num_workers: int) -> Callable[[], int]:
     )
     loader, number = training_loader(batches, num_workers), iter(range(10**9))
 
-    def epoch() -> int:
+    def epoch() -> Iterator[int]:
         loader.sampler.set_epoch(next(number))  # type: ignore[attr-defined]
-        return sum(_checked(batch.inputs, case) for batch in loader)
+        return (_checked(batch.inputs, case) for batch in loader)
 
     return epoch
 
