@@ -4,9 +4,11 @@ from pathlib import Path
 
 from slipway import files
 from slipway.command import run_stage
-from slipway.data.augmentation import operations, plan_from_params, write_plan
-from slipway.data.packed import open_split, read_manifest
+from slipway.contract import is_table
+from slipway.data.augmentation import AugmentPlan, operations, plan_from_params, without_operations, write_plan
+from slipway.data.packed import PackedSplit, open_split, read_manifest
 from slipway.params import Params
+from slipway.preprocess import ImageContract
 from slipway.training.contact_sheet import contact_sheet
 from slipway.training.offline_copies import write_copies
 
@@ -17,16 +19,37 @@ SHEET = Path("reports/augment.png")
 
 def run(params: Params) -> None:
     """Plan the augmentation; ParamsError when a forbidden operation is asked for."""
-    plan = plan_from_params(params.augment, params.seed)
+    asked_for = plan_from_params(params.augment, params.seed)
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
-    num_copies = params.augment.offline_copies
+    plan = without_operations(asked_for) if is_table(manifest.task) else asked_for
     with files.new_directory(AUGMENTED) as folder:
-        if num_copies:
-            plan = plan.model_copy(update={"offline": write_copies(train, plan, num_copies, folder / "train")})
+        if params.augment.offline_copies and isinstance(manifest.input, ImageContract):
+            copies = write_copies(train, plan, params.augment.offline_copies, manifest.input.size_px, folder / "train")
+            plan = plan.model_copy(update={"offline": copies})
         write_plan(folder, plan)
     files.write_bytes(SHEET, contact_sheet(train, plan, manifest))
-    print(f"operations: {', '.join(operations(plan)) or 'none'}; offline copies of each training row: {num_copies}; see {SHEET}")
+    print("\n".join(_notes(params, asked_for, manifest.input, train)) + f"; see {SHEET}")
+
+
+def _notes(params: Params, asked_for: AugmentPlan, contract: object, train: PackedSplit) -> list[str]:
+    """What will happen, and which parameters have no effect."""
+    names, copies = operations(asked_for), params.augment.offline_copies
+    if not isinstance(contract, ImageContract):
+        without = [*names, *["offline_copies"] * bool(copies)]
+        return [f"tables are not augmented{': without effect here are ' if without else ''}{', '.join(without)}"]
+    lines = []
+    grey = [name for name in names if name in ("saturation", "hue")]
+    if contract.channels == 1 and grey:
+        lines.append(f"without effect on grey images: {', '.join(grey)}")
+    if copies and asked_for.mixes:
+        lines.append("offline copies are not mixed: mixup_alpha and cutmix_alpha act while training")
+    if train.inputs.shape[1] > contract.size_px and "random_resized_crop" not in names:
+        lines.append(
+            f"training images are stored with {train.inputs.shape[1]} px and only ever shrunk to {contract.size_px} px: ask for "
+            "augment.random_resized_crop, or set precompute.train_size_px to null"
+        )
+    return [*lines, f"operations: {', '.join(names) or 'none'}; offline copies of each training row: {copies}"]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The augmentation plan: which random change each training image gets, as numbers, without touching a pixel.
+"""The augmentation plan: which random changes training images may get, checked against what is forbidden.
 
-A change is a pure function of (seed, epoch, sample id), so a resumed run, another batch size or another number of
-workers sees the very same pictures. `slipway.training.augmentation` applies it. An operation that
-`augment.forbid` names is refused.
+`slipway.data.draws` turns it into numbers, `slipway.training` applies them. An operation that `augment.forbid` names is
+refused. Tables are not augmented.
 
 data/augmented/plan.json    the plan
 data/augmented/train/       the offline copies, where augment.offline_copies asks for them
@@ -10,30 +9,39 @@ data/augmented/train/       the offline copies, where augment.offline_copies ask
 
 import json
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from slipway import files
 from slipway.contract import Contract
 from slipway.data.packed import PackedManifest, PackedSplit, PackedSplitManifest, open_split
-from slipway.data.randomness import uniform
 from slipway.errors import ParamsError, SchemaError
 from slipway.params import AugmentParams
 
 
 class AugmentPlan(Contract):
-    """What may happen to a training image; the file `plan.json`."""
+    """What may happen to a training image; the file `plan.json`. Units and ranges are those of docs/params.md."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     seed: int
-    rotation_deg: float  # up to this angle either way
-    scale: tuple[float, float]  # zoom between these factors
-    crop_padding_px: int  # shift by up to this many whole pixels either way
-    horizontal_flip: float  # probability
-    vertical_flip: float  # probability
+    random_resized_crop: tuple[float, float]
+    crop_aspect: tuple[float, float]
+    rotation_deg: float
+    scale: tuple[float, float]
+    translation: float
+    crop_padding_px: int
+    horizontal_flip: float
+    vertical_flip: float
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    erasing: float
+    erasing_area: tuple[float, float]
+    mixup_alpha: float
+    cutmix_alpha: float
+    mix_probability: float
     offline: PackedSplitManifest | None  # the copies in `train/`, or null
 
     @property
@@ -41,96 +49,59 @@ class AugmentPlan(Contract):
         """Whether no draw can change a pixel."""
         return not operations(self)
 
+    @property
+    def mixes(self) -> bool:
+        """Whether a row may be mixed with another one."""
+        return self.mix_probability > 0 and (self.mixup_alpha > 0 or self.cutmix_alpha > 0)
 
-class Draw(NamedTuple):
-    """One change for each of N images. Applied in this order: flips, scale and rotation about the centre, shift."""
 
-    rotation_deg: NDArray[np.float64]  # (N,) counter-clockwise as seen
-    scale: NDArray[np.float64]  # (N,) above 1 enlarges
-    shift_x_px: NDArray[np.int64]  # (N,) to the right
-    shift_y_px: NDArray[np.int64]  # (N,) down
-    horizontal_flip: NDArray[np.bool_]  # (N,)
-    vertical_flip: NDArray[np.bool_]  # (N,)
+# Every operation, in the order in which it is applied, and the value that leaves an image as it is.
+NEUTRAL: dict[str, float | tuple[float, float]] = {
+    "random_resized_crop": (1.0, 1.0),
+    "horizontal_flip": 0.0,
+    "vertical_flip": 0.0,
+    "scale": (1.0, 1.0),
+    "rotation_deg": 0.0,
+    "translation": 0.0,
+    "crop_padding_px": 0,
+    "brightness": 0.0,
+    "contrast": 0.0,
+    "saturation": 0.0,
+    "hue": 0.0,
+    "erasing": 0.0,
+    "mixup_alpha": 0.0,
+    "cutmix_alpha": 0.0,
+}
+
+
+def operations(plan: AugmentPlan) -> list[str]:
+    """The names of the operations that can change a pixel, in the order in which they are applied."""
+    asked_for = [name for name, neutral in NEUTRAL.items() if getattr(plan, name) != neutral]
+    return [name for name in asked_for if plan.mixes or name not in ("mixup_alpha", "cutmix_alpha")]
 
 
 def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
     """The plan that `params` asks for, without copies; ParamsError naming both keys if it asks for a forbidden operation."""
-    plan = AugmentPlan(
-        format_version=1,
-        seed=seed,
-        rotation_deg=params.rotation_deg,
-        scale=(params.scale[0], params.scale[1]),
-        crop_padding_px=params.crop_padding_px,
-        horizontal_flip=params.horizontal_flip,
-        vertical_flip=params.vertical_flip,
-        offline=None,
-    )
-    asked_for = operations(plan)
-    refused = [name for name in params.forbid if name in asked_for]
+    names = [name for name in AugmentPlan.model_fields if name in AugmentParams.model_fields]
+    values = {name: tuple(value) if isinstance(value := getattr(params, name), list) else value for name in names}
+    plan = AugmentPlan(format_version=2, seed=seed, offline=None, **values)
+    refused = [name for name in operations(plan) if name in params.forbid]
     if refused:
         lines = [
-            f"  augment.{name} is {getattr(params, name)}, but augment.forbid names {name!r}; expected {_NEUTRAL[name]}" for name in refused
+            f"  augment.{name} is {getattr(params, name)}, but augment.forbid names {name!r}; expected {_as_yaml(NEUTRAL[name])}"
+            for name in refused
         ]
         raise ParamsError("params.yaml asks for augmentation that would change the label:\n" + "\n".join(lines))
     return plan
 
 
-_NEUTRAL = {"rotation_deg": "0.0", "scale": "[1.0, 1.0]", "crop_padding_px": "0", "horizontal_flip": "0.0", "vertical_flip": "0.0"}
+def without_operations(plan: AugmentPlan) -> AugmentPlan:
+    """The same plan with every operation switched off: that of a table."""
+    return plan.model_copy(update={**NEUTRAL, "offline": None})
 
 
-def operations(plan: AugmentPlan) -> list[str]:
-    """The names of the operations that can change a pixel."""
-    asked_for = {
-        "rotation_deg": plan.rotation_deg > 0,
-        "scale": plan.scale != (1.0, 1.0),
-        "crop_padding_px": plan.crop_padding_px > 0,
-        "horizontal_flip": plan.horizontal_flip > 0,
-        "vertical_flip": plan.vertical_flip > 0,
-    }
-    return [name for name, asked in asked_for.items() if asked]
-
-
-def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
-    """The change of each sample in `epoch`: a pure function of (seed, epoch, key).
-
-    `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; the offline copies are the negative ones.
-    """
-
-    def between(low: float, high: float, stream: str) -> NDArray[np.float64]:
-        return low + (high - low) * uniform(plan.seed, epoch, keys, stream)
-
-    def shift(stream: str) -> NDArray[np.int64]:
-        return np.floor(between(-plan.crop_padding_px, plan.crop_padding_px + 1, stream)).astype(np.int64)
-
-    return Draw(
-        rotation_deg=between(-plan.rotation_deg, plan.rotation_deg, "rotation"),
-        scale=between(*plan.scale, "scale"),
-        shift_x_px=shift("shift_x"),
-        shift_y_px=shift("shift_y"),
-        horizontal_flip=uniform(plan.seed, epoch, keys, "horizontal_flip") < plan.horizontal_flip,
-        vertical_flip=uniform(plan.seed, epoch, keys, "vertical_flip") < plan.vertical_flip,
-    )
-
-
-def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
-    """(N, 2, 3) float32: where each output point is read from in the input, both in [-1, 1] over the image's edges.
-
-    x to the right, y down, as in torch's `affine_grid` with align_corners=False. All operations are one matrix, so a
-    pixel is interpolated once. It is the inverse of the change: out = shift + rotate(scale * flip(in)).
-    """
-    angle = np.deg2rad(change.rotation_deg)
-    cosine, sine = np.cos(angle) / change.scale, np.sin(angle) / change.scale
-    flip_x = np.where(change.horizontal_flip, -1.0, 1.0)
-    flip_y = np.where(change.vertical_flip, -1.0, 1.0)
-    linear = np.stack([np.stack([flip_x * cosine, -flip_x * sine], -1), np.stack([flip_y * sine, flip_y * cosine], -1)], 1)
-    shift = np.stack([change.shift_x_px, change.shift_y_px], -1) * (2.0 / size_px)
-    offset = -np.einsum("nij,nj->ni", linear, shift)
-    return np.concatenate([linear, offset[:, :, None]], 2).astype(np.float32)
-
-
-def matrices(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px: int) -> NDArray[np.float32]:
-    """(N, 2, 3) float32: the drawn changes as sampling matrices, see `draw` and `affine_matrices`."""
-    return affine_matrices(draw(plan, epoch, keys), size_px)
+def _as_yaml(value: float | tuple[float, float]) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def write_plan(root: Path, plan: AugmentPlan) -> None:

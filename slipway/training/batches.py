@@ -1,13 +1,13 @@
 """Batches, straight from the memory map of the packed store.
 
-Which rows make up which step is a pure function of (seed, epoch, ids), and how a step is cut over
-processes and accumulation steps does not change its set of rows. So there is no loader state: a
-resumed run, and any number of workers, see the same batches.
+Which rows make up which step, and which two are mixed, is a pure function of (seed, epoch, ids), and how a step is cut
+over processes and accumulation steps does not change it. So there is no loader state: a resumed run, and any number of
+workers, see the same batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,23 +15,41 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from slipway.data.augmentation import AugmentPlan
+from slipway.data.draws import draw, draw_mixing
 from slipway.data.packed import PackedSplit
-from slipway.data.randomness import permutation
+from slipway.data.randomness import permutation, uniform
 from slipway.errors import ParamsError
+from slipway.training.augmentation import Changes, device_changes
+from slipway.training.host_augmentation import StoredRows, changed_images, mixed_images
+
+
+class Mixing(NamedTuple):
+    """The second target of each row of a batch, where images are mixed."""
+
+    targets: Tensor  # (B,) of the partner, as `Batch.targets`
+    own_shares: Tensor  # (B,) float32 in [0, 1], the weight of the row's own target; the rest is its partner's
 
 
 class Batch(NamedTuple):
     """What one process sees at a time."""
 
-    inputs: Tensor  # (B, H, W, C) uint8 pixels, or (B, width) float32 columns
+    inputs: Tensor  # (B, H, W, C) uint8 pixels, or (B, width) float32 columns; with `changes` (R, S, S, C) stored pixels
     targets: Tensor  # (B,) int64 class index, or float32 number
     weights: Tensor  # (B,) float32 in the loss
     counted: Tensor  # (B,) bool, False for a row that only fills up the last batch of validation
     rows: Tensor  # (B,) int64 position in the split
-    matrices: Tensor | None  # (B, 2, 3) float32 for `augment_batch`; None where nothing is augmented
+    changes: Changes | None  # for `augment_batch`, which a GPU does; None where the inputs are what the network takes
+    mixing: Mixing | None  # None where no targets are mixed
 
 
-Matrices = Callable[[int, NDArray[np.uint64]], NDArray[np.float32]]  # (epoch, keys (N,)) -> (N, 2, 3) sampling matrices
+@dataclass(frozen=True)
+class ImageChanges:
+    """What is done to training images on their way to the network."""
+
+    plan: AugmentPlan
+    size_px: int  # that the network takes; they may be stored larger
+    on_device: bool  # whether the device does it, which gets stored pixels then
 
 
 @dataclass(frozen=True)
@@ -64,18 +82,20 @@ def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> Ste
 class TrainingBatches(Dataset[Batch]):
     """The training rows cut into batches of one rank; an item is named by (epoch, index of the batch in the epoch).
 
-    `splits` are the training split and, where there are some, its offline copies; `matrices` is None where nothing is
-    augmented. Rows that do not fill the last step are left out of that epoch; which rows these are changes with the epoch.
+    `splits` are the training split and, where there are some, its offline copies; `changes` is None for tables.
+    Rows that do not fill the last step are left out of that epoch; which rows these are changes with the epoch.
     """
 
     def __init__(
-        self, splits: Sequence[PackedSplit], shape: StepShape, rank: int, seed: int, matrices: Matrices | None, *, classes: bool
+        self, splits: Sequence[PackedSplit], shape: StepShape, rank: int, seed: int, changes: ImageChanges | None, *, classes: bool
     ) -> None:
-        self._inputs = [split.inputs for split in splits]
+        self._inputs = StoredRows([split.inputs for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
         self._targets = torch.cat([_target_tensor(split, classes) for split in splits])
         self._weights = torch.cat([_weight_tensor(split) for split in splits])
-        self._shape, self._rank, self._seed, self._matrices = shape, rank, seed, matrices
+        self._shape, self._rank, self._seed = shape, rank, seed
+        nothing_to_do = changes is None or (changes.plan.is_identity and self._inputs.shape[0] == changes.size_px)
+        self._changes = None if nothing_to_do else changes
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self.ids = [sample_id for split in splits for sample_id in split.ids]
         self.num_steps = len(self._keys) // shape.batch_size
@@ -89,28 +109,45 @@ class TrainingBatches(Dataset[Batch]):
         return self.num_steps * self._shape.num_accumulated
 
     def __getitem__(self, place: tuple[int, int]) -> Batch:
-        epoch, index = place
-        rows = self._epoch_order(epoch)[self._shape.rows(*divmod(index, self._shape.num_accumulated), self._rank)]
-        return Batch(
-            inputs=torch.from_numpy(self._gather(rows)),
+        epoch, (step, accumulated) = place[0], divmod(place[1], self._shape.num_accumulated)
+        mine = self._shape.rows(step, accumulated, self._rank)
+        rows = self._epoch_order(epoch)[mine]
+        batch = Batch(
+            inputs=torch.empty(0),
             targets=self._targets[rows],
             weights=self._weights[rows],
             counted=torch.ones(len(rows), dtype=torch.bool),
             rows=torch.from_numpy(rows.copy()),
-            matrices=torch.from_numpy(self._matrices(epoch, self._keys[rows])) if self._matrices else None,
+            changes=None,
+            mixing=None,
         )
+        if self._changes is None:
+            return batch._replace(inputs=torch.from_numpy(self._inputs.gather(rows)))
+        return self._changed(batch, self._changes, epoch, rows, self._partners(epoch, step, mine))
 
-    def _gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        if len(self._inputs) == 1:
-            rows_of_one: NDArray[Any] = self._inputs[0][rows]
-            return rows_of_one
-        gathered = np.empty((len(rows), *self._inputs[0].shape[1:]), dtype=self._inputs[0].dtype)
-        start = 0
-        for inputs in self._inputs:
-            here = (rows >= start) & (rows < start + len(inputs))
-            gathered[here] = inputs[rows[here] - start]
-            start += len(inputs)
-        return gathered
+    def _changed(self, batch: Batch, how: ImageChanges, epoch: int, rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> Batch:
+        """The batch with its images changed, or with what the device needs for it. `partner_rows` is (B,), or empty without mixing."""
+        mix = draw_mixing(how.plan, epoch, self._keys[rows], how.size_px) if len(partner_rows) else None
+        needed, partners = _with_partners(rows, np.where(mix.own_share < 1, partner_rows, rows)) if mix else (rows, np.arange(len(rows)))
+        change = draw(how.plan, epoch, self._keys[needed])
+        if mix:
+            batch = batch._replace(mixing=Mixing(self._targets[partner_rows], torch.from_numpy(mix.own_share)))
+        if how.on_device:
+            stored_px, _, channels = self._inputs.shape
+            changes = device_changes(change, mix, partners, stored_px, how.size_px, channels)
+            return batch._replace(inputs=torch.from_numpy(self._inputs.gather(needed)), changes=changes)
+        images = changed_images(self._inputs, needed, change, how.size_px)
+        return batch._replace(inputs=torch.from_numpy(mixed_images(images, partners, mix) if mix else images))
+
+    def _partners(self, epoch: int, step: int, mine: slice) -> NDArray[np.int64]:
+        """(B,) the rows that those of the batch are mixed with: each that stands so many places further in the step; or none."""
+        size = self._shape.batch_size
+        if self._changes is None or not self._changes.plan.mixes or size == 1:
+            return np.empty(0, np.int64)
+        further = 1 + int((size - 1) * uniform(self._seed, epoch, np.array([step], np.uint64), "partner")[0])
+        start = step * size
+        rows: NDArray[np.int64] = self._epoch_order(epoch)[start + (np.arange(mine.start, mine.stop) - start + further) % size]
+        return rows
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
@@ -145,7 +182,8 @@ class ValidationBatches(Dataset[Batch]):
             weights=self._weights[rows],
             counted=torch.from_numpy(wanted < len(self._split)),
             rows=torch.from_numpy(rows),
-            matrices=None,
+            changes=None,
+            mixing=None,
         )
 
 
@@ -182,6 +220,16 @@ def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: 
     return DataLoader(
         batches, batch_size=None, sampler=sampler, num_workers=num_workers, pin_memory=pin_memory, persistent_workers=num_workers > 0
     )
+
+
+def _with_partners(rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(R,) the rows and behind them the partners that are not among them, and (B,) where in it each row's partner stands.
+
+    A partner of another process or accumulation step is made here, too; it looks the same there.
+    """
+    needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
+    order = np.argsort(needed)
+    return needed, order[np.searchsorted(needed, partner_rows, sorter=order)]
 
 
 def _target_tensor(split: PackedSplit, classes: bool) -> Tensor:

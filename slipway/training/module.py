@@ -44,9 +44,9 @@ class TrainingModule(pl.LightningModule):
         """The mean loss of a batch, () float32, each row as its weight says."""
         # Dropout and the like: a function of (seed, epoch, batch, rank), so that a resumed run draws the same.
         torch.manual_seed(_derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank))
-        inputs = batch.inputs if batch.matrices is None else augment_batch(batch.inputs, batch.matrices)
+        inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
         # By the mean over all training rows, not over the batch: so a step does not depend on how it is cut over processes.
-        losses = self._losses(self.network(inputs), batch.targets) * (batch.weights / self._mean_weight)
+        losses = self._mixed_losses(self.network(inputs), batch) * (batch.weights / self._mean_weight)
         loss = losses.mean()
         if not torch.isfinite(loss):
             raise TrainingError(self._describe_bad(losses, batch.rows))
@@ -93,6 +93,14 @@ class TrainingModule(pl.LightningModule):
         warmup, total = round(self._params.warmup_epochs * self._steps_per_epoch), self._params.epochs * self._steps_per_epoch
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, warmup, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _mixed_losses(self, answers: Tensor, batch: Batch) -> Tensor:
+        """(B,) float32: of a mixed image, the losses for its two targets by their shares."""
+        own = self._losses(answers, batch.targets)
+        if batch.mixing is None:
+            return own
+        shares = batch.mixing.own_shares
+        return shares * own + (1 - shares) * self._losses(answers, batch.mixing.targets)
 
     def _losses(self, answers: Tensor, targets: Tensor) -> Tensor:
         """(B,) float32: cross-entropy, or the squared error in standard deviations of the target.

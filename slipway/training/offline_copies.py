@@ -1,7 +1,7 @@
 """Offline copies: augmented training images written to disk, for data whose epochs should be larger.
 
-Only training rows are copied. A copy keeps its source and gets an id of its own, so that online augmentation and
-order draw other numbers for it than for the original.
+Only training rows are copied, each by itself: images are mixed while training alone. A copy is stored in the size of its
+source, and gets an id of its own, so that online augmentation and order draw other numbers for it than for the original.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
-from slipway.data.augmentation import AugmentPlan, matrices
+from slipway.data.augmentation import AugmentPlan
+from slipway.data.draws import draw
 from slipway.data.packed import PackedSplit, PackedSplitManifest, write_split
 from slipway.data.randomness import id_keys
 from slipway.data.rows import PACKED_ROWS
-from slipway.training.augmentation import augment_batch
+from slipway.training.host_augmentation import StoredRows, changed_images
 
 _ROWS_AT_A_TIME = 1024
 
@@ -27,16 +27,20 @@ def copy_id(sample_id: str, copy: int) -> str:
     return hashlib.sha256(f"{sample_id}/{copy}".encode()).hexdigest()[:32]
 
 
-def write_copies(train: PackedSplit, plan: AugmentPlan, num_copies: int, root: Path) -> PackedSplitManifest:
-    """Write `num_copies` augmented copies of each row of `train` into the new folder `root`, first all first copies."""
+def write_copies(train: PackedSplit, plan: AugmentPlan, num_copies: int, size_px: int, root: Path) -> PackedSplitManifest:
+    """Write `num_copies` augmented copies of each row of `train` into the new folder `root`, first all first copies.
+
+    `size_px` is the network's, which the plan's pixels are of.
+    """
     root.mkdir()
     ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]
     images = np.lib.format.open_memmap(root / "inputs.npy", mode="w+", dtype=np.uint8, shape=(len(ids), *train.inputs.shape[1:]))
+    stored = StoredRows([train.inputs])
     for copy in range(1, num_copies + 1):
         for rows in _slices(len(train)):
             begin = (copy - 1) * len(train) + rows.start
             part = slice(begin, begin + rows.stop - rows.start)
-            images[part] = _augmented(train.inputs[rows], plan, copy, ids[part])
+            images[part] = _augmented(stored, np.arange(rows.start, rows.stop), plan, size_px, copy, ids[part])
     images.flush()
     columns = {
         "id": ids,
@@ -53,8 +57,11 @@ def _slices(total: int) -> Iterator[slice]:
         yield slice(begin, min(total, begin + _ROWS_AT_A_TIME))
 
 
-def _augmented(images: NDArray[np.uint8], plan: AugmentPlan, copy: int, ids: list[str]) -> NDArray[np.uint8]:
+def _augmented(
+    stored: StoredRows, rows: NDArray[np.int64], plan: AugmentPlan, size_px: int, copy: int, ids: list[str]
+) -> NDArray[np.uint8]:
     # Training counts epochs from 0: the negative ones are free, so a copy never gets the same change twice.
-    changes = matrices(plan, -copy, id_keys(ids), images.shape[1])
-    copies: NDArray[np.uint8] = augment_batch(torch.from_numpy(np.array(images)), torch.from_numpy(changes)).numpy()
-    return copies
+    change = draw(plan, -copy, id_keys(ids))
+    if stored.shape[0] != size_px:
+        change = change._replace(shift=change.shift + change.shift_px / size_px, shift_px=np.zeros_like(change.shift_px))
+    return changed_images(stored, rows, change, stored.shape[0])

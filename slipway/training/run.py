@@ -9,9 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -20,13 +18,21 @@ from torch import Tensor
 
 from slipway import files
 from slipway.contract import is_classification, is_table
-from slipway.data.augmentation import AugmentPlan, matrices, open_augmented
+from slipway.data.augmentation import AugmentPlan, open_augmented
 from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.errors import DataError, TrainingError
 from slipway.input_contract import InputContract
 from slipway.params import TrainParams
 from slipway.preprocess import ImageContract
-from slipway.training.batches import Matrices, StepShape, TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.training.batches import (
+    ImageChanges,
+    StepShape,
+    TrainingBatches,
+    ValidationBatches,
+    cut_step,
+    training_loader,
+    validation_loader,
+)
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.module import TrainingModule
@@ -167,10 +173,10 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
         default_root_dir=job.paths.work,
     )
     classes = is_classification(data.manifest.task)
-    draw = _drawing(data.plan, data.manifest.input)
-    training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, draw, classes=classes)
-    validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     on_gpu = placement.accelerator == "gpu"
+    changes = _image_changes(data.plan, data.manifest.input, on_gpu)
+    training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, changes, classes=classes)
+    validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     with ended_together(trainer):
         trainer.fit(
             TrainingModule(network, params, job.seed, training.num_steps, training.ids, data.mean_weight),
@@ -181,14 +187,8 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
         )
 
 
-def _drawing(plan: AugmentPlan, contract: InputContract) -> Matrices | None:
-    if plan.is_identity or not isinstance(contract, ImageContract):
-        return None
-    return partial(_draw, plan, contract.size_px)
-
-
-def _draw(plan: AugmentPlan, size_px: int, epoch: int, keys: Any) -> Any:
-    return matrices(plan, epoch, keys, size_px)
+def _image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
+    return ImageChanges(plan, contract.size_px, on_device=on_gpu) if isinstance(contract, ImageContract) else None
 
 
 def _prepare_process(placement: Placement, network: Network) -> None:

@@ -57,7 +57,8 @@ def decoded(payload: bytes, contract: ImageContract) -> np.ndarray[tuple[int, ..
     """As the service decodes."""
     decoder = ImageDecoder(contract)
     try:
-        return asyncio.run(decoder.decode(payload))
+        pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = asyncio.run(decoder.decode(payload)).inputs[0]
+        return pixels
     finally:
         decoder.close()
 

@@ -9,10 +9,11 @@ import yaml
 
 from slipway import files
 from slipway.data import packed
-from slipway.data.augmentation import AugmentPlan, write_plan
+from slipway.data.augmentation import plan_from_params, write_plan
 from slipway.preprocess import ImageContract
 from slipway.training.networks import NetworkSpec
 from tests.packed_rows import packed_rows, packed_split
+from tests.project_params import augment_params
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = {"width": 16, "blocks": [1, 1], "dropout": 0.1, "normalisation": "batch"}
@@ -63,16 +64,8 @@ def write_project(root: Path, **train: Any) -> Path:
         splits=splits,
     )
     packed.write_manifest(root / "data/packed", manifest)
-    plan = AugmentPlan(
-        format_version=1,
-        seed=7,
-        rotation_deg=5.0,
-        scale=(0.9, 1.1),
-        crop_padding_px=0,
-        horizontal_flip=0.5,
-        vertical_flip=0.0,
-        offline=None,
-    )
+    operations = {"rotation_deg": 5.0, "scale": [0.9, 1.1], "horizontal_flip": 0.5, "erasing": 0.2, "brightness": 0.1}
+    plan = plan_from_params(augment_params(**operations, mixup_alpha=0.2, cutmix_alpha=1.0, mix_probability=0.5), seed=7)
     write_plan(root / "data/augmented", plan)
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     settings = {

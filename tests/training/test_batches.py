@@ -4,15 +4,39 @@ import numpy as np
 import pytest
 import torch
 
+from slipway.data.augmentation import plan_from_params
 from slipway.errors import ParamsError
-from slipway.training.batches import Batch, TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.training.augmentation import augment_batch
+from slipway.training.batches import (
+    Batch,
+    ImageChanges,
+    TrainingBatches,
+    ValidationBatches,
+    cut_step,
+    training_loader,
+    validation_loader,
+)
+from tests.data.test_augmentation import ON
+from tests.project_params import augment_params
 from tests.training.conftest import split_of
 
 SPLIT = split_of(103)
+EVERYTHING = plan_from_params(augment_params(**ON, mix_probability=0.7), seed=3)
 
 
-def _training(world_size: int = 1, rank: int = 0, limit: int = 24, splits: Any = (SPLIT,), batch_size: int = 24) -> TrainingBatches:
-    return TrainingBatches(splits, cut_step(batch_size, world_size, limit), rank, seed=3, matrices=None, classes=True)
+def _training(
+    world_size: int = 1,
+    rank: int = 0,
+    limit: int = 24,
+    splits: Any = (SPLIT,),
+    batch_size: int = 24,
+    changes: ImageChanges | None = None,
+) -> TrainingBatches:
+    return TrainingBatches(splits, cut_step(batch_size, world_size, limit), rank, seed=3, changes=changes, classes=True)
+
+
+def _changes(plan: Any = EVERYTHING, size_px: int = 8, on_device: bool = False) -> ImageChanges:
+    return ImageChanges(plan, size_px, on_device)
 
 
 def _step_rows(world_size: int, limit: int, epoch: int, step: int) -> set[int]:
@@ -52,8 +76,77 @@ def test_offline_copies_are_rows_like_others() -> None:
     assert np.array_equal(batch.inputs.numpy(), both[batch.rows.numpy()])
 
 
-def _collect(num_workers: int) -> list[Batch]:
-    loader = training_loader(_training(), num_workers)
+def _step(world_size: int, limit: int, *, on_device: bool = False, size_px: int = 8) -> dict[int, tuple[Any, ...]]:
+    """By row of one step: its pixels, its partner's target and its own share."""
+    shape, found = cut_step(24, world_size, limit), dict[int, tuple[Any, ...]]()
+    for rank in range(world_size):
+        batches = _training(world_size, rank, limit, changes=_changes(size_px=size_px, on_device=on_device))
+        for index in range(2 * shape.num_accumulated, 3 * shape.num_accumulated):
+            batch = batches[5, index]
+            inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+            assert inputs.shape == (len(batch.rows), size_px, size_px, 1)
+            assert inputs.dtype == torch.uint8
+            assert batch.mixing is not None
+            parts = (batch.rows.tolist(), inputs.numpy(), batch.mixing.targets.tolist(), batch.mixing.own_shares.tolist())
+            found |= {row: (image.tobytes(), target, share) for row, image, target, share in zip(*parts, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("world_size", "limit"), [(2, 24), (1, 6), (4, 3)])
+def test_mixed_images_are_the_same_however_a_step_is_cut(world_size: int, limit: int, on_device: bool) -> None:
+    whole = _step(1, 24, on_device=on_device)
+    assert _step(world_size, limit, on_device=on_device) == whole
+    shares = [share for _, _, share in whole.values()]
+    assert 0 < sum(share < 1 for share in shares) < 24
+
+
+def test_a_row_is_mixed_with_another_row_of_its_step() -> None:
+    blend = plan_from_params(augment_params(mixup_alpha=1.0), seed=3)
+    batch, plain = _training(changes=_changes(blend))[1, 2], _training()[1, 2]
+    assert batch.mixing is not None
+    further = [
+        shift
+        for shift in range(1, 24)
+        if torch.equal(batch.mixing.targets, plain.targets.roll(-shift))
+        and np.abs(batch.inputs.numpy() - _blended(plain.inputs.numpy(), batch.mixing.own_shares.numpy(), shift)).max() <= 1
+    ]
+    assert len(further) == 1
+
+
+def _blended(images: Any, shares: Any, shift: int) -> Any:
+    own = shares[:, None, None, None]
+    return own * images + (1 - own) * np.roll(images, -shift, axis=0)
+
+
+def test_images_stored_larger_come_in_the_networks_size_with_or_without_augmentation() -> None:
+    nothing = plan_from_params(augment_params(), seed=3)
+    for plan, on_device in ((nothing, False), (nothing, True), (EVERYTHING, False), (EVERYTHING, True)):
+        batch = _training(changes=_changes(plan, size_px=6, on_device=on_device))[0, 0]
+        inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+        assert inputs.shape == (24, 6, 6, 1)
+
+
+def test_without_anything_to_do_the_stored_pixels_are_handed_over() -> None:
+    batch = _training(changes=_changes(plan_from_params(augment_params(), seed=3), on_device=True))[0, 0]
+    assert batch.changes is None
+    assert batch.mixing is None
+    assert torch.equal(batch.inputs, _training()[0, 0].inputs)
+
+
+def test_a_batch_of_one_row_is_not_mixed() -> None:
+    assert _training(batch_size=1, limit=1, changes=_changes())[0, 0].mixing is None
+
+
+def test_validation_images_are_never_changed() -> None:
+    batch = ValidationBatches(SPLIT, 1000, 1, 0, classes=True)[0]
+    assert batch.changes is None
+    assert batch.mixing is None
+    assert np.array_equal(batch.inputs.numpy(), SPLIT.inputs[:])
+
+
+def _collect(num_workers: int, changes: ImageChanges | None = None) -> list[Batch]:
+    loader = training_loader(_training(changes=changes), num_workers)
     batches = []
     for epoch in (4, 5):
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -70,9 +163,12 @@ def test_a_resumed_epoch_is_the_one_it_should_be_from_its_first_batch(num_worker
 
 
 def test_workers_change_nothing() -> None:
-    for alone, shared in zip(_collect(0), _collect(2), strict=True):
+    for alone, shared in zip(_collect(0, _changes()), _collect(2, _changes()), strict=True):
         assert torch.equal(alone.rows, shared.rows)
         assert torch.equal(alone.inputs, shared.inputs)
+        assert alone.mixing is not None
+        assert shared.mixing is not None
+        assert all(torch.equal(one, two) for one, two in zip(alone.mixing, shared.mixing, strict=True))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -8,16 +8,17 @@ import pytest
 from PIL import Image
 
 from slipway import files
-from slipway.data.augmentation import AugmentPlan
+from slipway.columns import ColumnContract
+from slipway.data.augmentation import NEUTRAL, AugmentPlan, operations, plan_from_params, without_operations
 from slipway.data.packed import PackedManifest, TargetScale
 from slipway.preprocess import ImageContract
-from slipway.training.contact_sheet import contact_sheet
+from slipway.training.contact_sheet import TITLE_PX, contact_sheet
 from tests.data.pictures import pixels
+from tests.data.test_augmentation import ON
 from tests.packed_rows import packed_split
+from tests.project_params import augment_params
 
-FLIP = AugmentPlan(
-    format_version=1, seed=7, rotation_deg=0, scale=(1, 1), crop_padding_px=0, horizontal_flip=0.5, vertical_flip=0, offline=None
-)
+FLIP = plan_from_params(augment_params(horizontal_flip=0.5), seed=7)
 
 
 def sheet(num_images: int, plan: AugmentPlan, channels: int = 1, task: Any = "image_classification") -> Image.Image:
@@ -43,11 +44,44 @@ def sheet(num_images: int, plan: AugmentPlan, channels: int = 1, task: Any = "im
     return Image.open(io.BytesIO(contact_sheet(train, plan, manifest)))
 
 
-def test_the_sheet_grows_with_images_and_operations() -> None:
-    small, large = sheet(1, FLIP), sheet(2, FLIP.model_copy(update={"vertical_flip": 0.5}), channels=3)
-    assert small.format == "PNG"
-    assert large.width > small.width
-    assert large.height > small.height
+def test_the_sheet_has_a_line_for_each_operation() -> None:
+    everything = plan_from_params(augment_params(**ON), seed=7)
+    nothing = without_operations(everything)
+    line = sheet(3, FLIP, 3).height - sheet(3, nothing, 3).height
+    alone = {name: nothing.model_copy(update={name: getattr(everything, name)}) for name in NEUTRAL}
+    for plan in alone.values():
+        assert sheet(3, plan, 3).height - sheet(3, nothing, 3).height == line
+    assert sheet(3, everything, 3).height == sheet(3, FLIP, 3).height + (len(operations(everything)) - 1) * (line - TITLE_PX)
+
+
+def test_each_operation_changes_its_line() -> None:
+    pictures = {name: np.asarray(sheet(3, plan_from_params(augment_params(**{name: ON[name]}), seed=7), 3)) for name in ON}
+    assert len({picture.tobytes() for picture in pictures.values()}) == len(ON)
+
+
+def test_one_image_is_enough() -> None:
+    assert sheet(1, plan_from_params(augment_params(**ON), seed=7)).format == "PNG"
+
+
+def test_colour_operations_have_no_line_for_grey_images() -> None:
+    hue = plan_from_params(augment_params(hue=0.1), seed=7)
+    assert sheet(3, hue, 1).height < sheet(3, hue, 3).height
+
+
+def test_a_table_gets_a_picture_that_says_so() -> None:
+    manifest = PackedManifest(
+        format_version=2,
+        task="table_regression",
+        input=ColumnContract(kind="columns", columns=[]),
+        classes=[],
+        mean=[],
+        std=[],
+        target_scale=TargetScale(mean=0, std=1),
+        splits={},
+    )
+    picture = Image.open(io.BytesIO(contact_sheet(packed_split(np.zeros((2, 3)), [0, 1], ["00", "01"], ["a", "b"]), FLIP, manifest)))
+    assert picture.format == "PNG"
+    assert np.asarray(picture).min() < 100  # ink
 
 
 @pytest.mark.slow

@@ -6,24 +6,27 @@ from typing import Any
 import pytest
 import torch
 
+from slipway.data.augmentation import plan_from_params
+from slipway.data.packed import TargetScale
 from slipway.errors import TrainingError
 from slipway.params import load_params
-from slipway.training.batches import Batch, TrainingBatches, cut_step
+from slipway.training.batches import Batch, ImageChanges, Mixing, TrainingBatches, cut_step
 from slipway.training.module import TrainingModule, _derived_seed, _Sums, learning_rate_share
-from slipway.training.networks import build_network
+from slipway.training.networks import NetworkSpec, build_network
+from tests.project_params import augment_params
 from tests.training.conftest import ROOT, spec, split_of
 
 SPLIT = split_of(24)
 
 
-def _module(mean_weight: float = 1.0, **changes: Any) -> TrainingModule:
+def _module(of: NetworkSpec | None = None, mean_weight: float = 1.0, **changes: Any) -> TrainingModule:
     params = load_params(ROOT / "params.yaml").train.model_copy(update=changes)
     torch.manual_seed(0)
-    return TrainingModule(build_network(spec()), params, seed=3, steps_per_epoch=5, ids=SPLIT.ids, mean_weight=mean_weight)
+    return TrainingModule(build_network(of or spec()), params, seed=3, steps_per_epoch=5, ids=SPLIT.ids, mean_weight=mean_weight)
 
 
 def _batches() -> TrainingBatches:
-    return TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, matrices=None, classes=True)
+    return TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
@@ -56,6 +59,33 @@ def test_dropout_is_a_function_of_the_batch() -> None:
     assert first == again != other
 
 
+@pytest.mark.parametrize("task", ["image_classification", "image_regression"])
+def test_the_loss_of_a_mixed_image_is_that_of_its_two_targets_by_their_shares(task: str) -> None:
+    scale = TargetScale(mean=0.0, std=2.0)
+    module = _module() if task == "image_classification" else _module(of=spec(task=task, classes=[], target_scale=scale))
+    batch = _batches()[0, 0]
+    targets = batch.targets if task == "image_classification" else batch.targets.float()
+    own, partners = targets, 1 - targets
+    answers = torch.randn(8, 2 if task == "image_classification" else 1)
+    shares = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 0.1, 0.2, 0.3])
+    mixed = batch._replace(targets=own, mixing=Mixing(partners, shares))
+    expected = shares * module._losses(answers, own) + (1 - shares) * module._losses(answers, partners)
+    assert torch.allclose(module._mixed_losses(answers, mixed), expected)
+    assert torch.equal(module._mixed_losses(answers, mixed._replace(mixing=None)), module._losses(answers, own))
+    assert not torch.allclose(expected, module._losses(answers, own))
+
+
+def test_training_on_mixed_images_takes_their_pixels_and_both_targets() -> None:
+    plan = plan_from_params(augment_params(mixup_alpha=1.0), seed=3)
+    module, losses = _module(dropout=0.0), []
+    for on_device in (False, True):
+        changes = ImageChanges(plan, 8, on_device)
+        batches = TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=changes, classes=True)
+        losses.append(float(module.training_step(batches[0, 0], 0).detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)  # on the host and on the device, which round differently
+    assert losses[0] != pytest.approx(float(module.training_step(_batches()[0, 0], 0).detach()), rel=0.001)
+
+
 def test_a_loss_that_is_not_finite_names_the_guilty_rows_alone() -> None:
     module, batch = _module(), _batches()[0, 0]
     guilty = SPLIT.ids[int(batch.rows[5])]
@@ -83,7 +113,7 @@ def test_a_row_counts_in_the_loss_as_its_weight_says() -> None:
 
 
 def _part(batch: Batch, rows: slice) -> Batch:
-    return Batch(batch.inputs[rows], batch.targets[rows], batch.weights[rows], batch.counted[rows], batch.rows[rows], None)
+    return Batch(batch.inputs[rows], batch.targets[rows], batch.weights[rows], batch.counted[rows], batch.rows[rows], None, None)
 
 
 def test_how_a_step_is_cut_changes_no_weighted_loss() -> None:

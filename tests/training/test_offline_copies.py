@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from slipway import files
-from slipway.data.augmentation import AugmentPlan, open_augmented, write_plan
+from slipway.data.augmentation import open_augmented, plan_from_params, write_plan
 from slipway.data.packed import PackedManifest, PackedSplit
 from slipway.errors import IntegrityError, SchemaError
 from slipway.training.offline_copies import copy_id, write_copies
 from tests.data.pictures import CONTRACT, pixels
 from tests.packed_rows import packed_split
+from tests.project_params import augment_params
 
-PLAN = AugmentPlan(
-    format_version=1, seed=7, rotation_deg=20, scale=(0.8, 1.2), crop_padding_px=2, horizontal_flip=0.5, vertical_flip=0.5, offline=None
+PLAN = plan_from_params(
+    augment_params(rotation_deg=20.0, scale=[0.8, 1.2], crop_padding_px=2, horizontal_flip=0.5, vertical_flip=0.5, brightness=0.2), seed=7
 )
 IDS = [files.sha256_bytes(str(seed).encode())[:32] for seed in range(10)]
 TRAIN = packed_split(
@@ -28,9 +29,9 @@ MANIFEST = PackedManifest(
 )
 
 
-def write(root: Path) -> PackedSplit:
+def write(root: Path, size_px: int = CONTRACT.size_px) -> PackedSplit:
     with files.new_directory(root) as folder:
-        write_plan(folder, PLAN.model_copy(update={"offline": write_copies(TRAIN, PLAN, 3, folder / "train")}))
+        write_plan(folder, PLAN.model_copy(update={"offline": write_copies(TRAIN, PLAN, 3, size_px, folder / "train")}))
     plan, copies = open_augmented(root, MANIFEST)
     assert plan.offline is not None
     assert copies is not None
