@@ -172,7 +172,7 @@ def _orientation_is_upright(payload: bytes) -> bool:
 
 def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8]:
     """(size_px, size_px, channels) uint8 in [0, 255] from a decoded image of any mode and size."""
-    resized = _fit(_flatten(image, contract.channels), contract)
+    resized = _fit(flatten(image, contract.channels), contract)
     return np.asarray(resized, dtype=np.uint8).reshape(contract.shape)
 
 
@@ -181,8 +181,8 @@ def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint
     return image_array(decode_image(payload, contract.max_pixels), contract)
 
 
-def _flatten(image: Image.Image, channels: int) -> Image.Image:
-    """To grey or RGB: 16 bits are scaled to 8, transparency is laid over white."""
+def flatten(image: Image.Image, channels: int) -> Image.Image:
+    """Any mode to grey (1 channel) or RGB (3): 16 bits are scaled to 8, transparency is laid over white."""
     if image.mode.startswith("I;16") or image.mode == "I":
         image = Image.fromarray((np.asarray(image, dtype=np.uint32).clip(0, 65535) // 257).astype(np.uint8))
     if image.has_transparency_data:
