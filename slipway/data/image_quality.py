@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 THUMBNAIL_PX = 16
-_ROWS_PER_CELL = 3  # of a thumbnail: the three rows of a strip are one of them
-_STRIPS = THUMBNAIL_PX
+_ROWS_PER_CELL = 2  # of a thumbnail
+_STRIPS = 8  # of three adjacent rows, for the Laplacian; the middle one is a row of the thumbnail
 _SMALLEST_SAMPLED_PX = 8 * THUMBNAIL_PX  # a picture of fewer rows is measured whole
 _SMALLEST_BLURRED_PX = 3  # the Laplacian needs neighbours
 
@@ -68,23 +68,24 @@ def _quality(pixels: Pixels, valid_rows: Callable[[NDArray[np.int16]], NDArray[n
 
 @lru_cache(maxsize=256)
 def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows to take: first 16 strips of 3 adjacent ones, then 2 more of each cell; and which of those taken make the thumbnail."""
+    """Rows to take: first the strips, then what the thumbnail needs beside them; and which of those taken make the thumbnail."""
     num_rows = THUMBNAIL_PX * _ROWS_PER_CELL
     spread = ((np.arange(num_rows) + 0.5) * height / num_rows).astype(np.intp)
-    middles = spread[1::_ROWS_PER_CELL]
-    strips = (middles[:, None] + np.arange(-1, 2)).ravel()
-    others = np.delete(spread, np.arange(1, num_rows, _ROWS_PER_CELL))
+    in_strips = np.arange(num_rows // _STRIPS // 2, num_rows, num_rows // _STRIPS)
+    strips = (spread[in_strips][:, None] + np.arange(-1, 2)).ravel()
+    others = np.delete(np.arange(num_rows), in_strips)
     places = np.empty(num_rows, np.intp)
-    places[1::_ROWS_PER_CELL] = np.arange(1, 3 * _STRIPS, 3)
-    places[0::_ROWS_PER_CELL] = 3 * _STRIPS + np.arange(0, len(others), 2)
-    places[2::_ROWS_PER_CELL] = 3 * _STRIPS + np.arange(1, len(others), 2)
-    return np.concatenate([strips, others]), places
+    places[in_strips] = np.arange(1, 3 * _STRIPS, 3)
+    places[others] = 3 * _STRIPS + np.arange(len(others))
+    return np.concatenate([strips, spread[others]]), places
 
 
 def _thumbnail(pixels: Pixels) -> Pixels:
     height, width = pixels.shape
     image = Image.frombuffer("L", (width, height), pixels, "raw", "L", 0, 1)
-    factor = (max(1, width // (2 * THUMBNAIL_PX)), max(1, height // THUMBNAIL_PX))
-    smaller = image.reduce(factor) if factor != (1, 1) else image
+    across = max(1, width // (2 * THUMBNAIL_PX))
+    down = max(1, height // (2 * THUMBNAIL_PX))
+    smaller = image.reduce((across, down)) if across * down > 1 else image
     resampling = Image.Resampling.BOX if min(smaller.size) >= THUMBNAIL_PX else Image.Resampling.BILINEAR
-    return np.asarray(smaller.resize((THUMBNAIL_PX, THUMBNAIL_PX), resampling), np.uint8)
+    whole = (0, 0, width / across, height / down)  # the last cell of a reduced picture may be a part of one
+    return np.asarray(smaller.resize((THUMBNAIL_PX, THUMBNAIL_PX), resampling, box=whole), np.uint8)
