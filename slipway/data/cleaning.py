@@ -16,6 +16,7 @@ from slipway.contract import Task, is_classification
 from slipway.data import near_duplicates, rules
 from slipway.data.digests import DigestList
 from slipway.data.findings import FINDINGS, Findings
+from slipway.data.image_quality import THUMBNAIL_PX
 from slipway.data.inspection import FACTS, Inspector
 from slipway.data.outliers import robust_deviations
 from slipway.data.parallel import ordered_map
@@ -183,8 +184,7 @@ def _without_twins(rows: pa.Table, params: CleanParams, findings: Findings) -> t
     rows = rows.sort_by("sha256")
     if findings.action("near_duplicate") == "off" or not rows.num_rows:
         return rows, pa.nulls(rows.num_rows, pa.string())
-    thumbnails = np.frombuffer(b"".join(rows["thumbnail"].to_pylist()), np.uint8).reshape(rows.num_rows, -1)
-    twins = near_duplicates.find_twins(thumbnails, params.near_duplicate_bits)
+    twins = _twins(rows, params.near_duplicate_bits)
     roots = near_duplicates.clusters(twins, rows.num_rows)
     of_cluster = pa.array(np.maximum(roots, 0), mask=roots < 0)
     ids = _ids(rows)
@@ -197,6 +197,16 @@ def _without_twins(rows: pa.Table, params: CleanParams, findings: Findings) -> t
     if findings.action("near_duplicate") == "refuse":
         return findings.apply(rows, pa.array(marked), "near_duplicate", details), clusters.filter(pa.array(~marked))
     return findings.apply(rows, pa.array(marked), "near_duplicate", details), clusters
+
+
+def _twins(rows: pa.Table, max_bits: int) -> near_duplicates.Twins:
+    """Pairs of rows, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
+    sides = np.minimum(rows["width"].to_numpy(), rows["height"].to_numpy())
+    large = np.flatnonzero(sides >= THUMBNAIL_PX)
+    thumbnails = rows["thumbnail"].take(pa.array(large)).combine_chunks()
+    pixels = np.frombuffer(thumbnails.buffers()[1] or b"", np.uint8)[: len(large) * THUMBNAIL_PX**2].reshape(-1, THUMBNAIL_PX**2)
+    twins = near_duplicates.find_twins(pixels, max_bits)
+    return near_duplicates.Twins(large[twins.pairs], twins.correlations)
 
 
 def _like_whom(rows: pa.Table, twins: near_duplicates.Twins, roots: NDArray[np.int64]) -> pa.Array:

@@ -11,7 +11,6 @@ from functools import lru_cache
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 THUMBNAIL_PX = 16
 _ROWS_PER_CELL = 2  # of a thumbnail
@@ -81,11 +80,4 @@ def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _thumbnail(pixels: Pixels) -> Pixels:
-    height, width = pixels.shape
-    image = Image.frombuffer("L", (width, height), pixels, "raw", "L", 0, 1)
-    across = max(1, width // (2 * THUMBNAIL_PX))
-    down = max(1, height // (2 * THUMBNAIL_PX))
-    smaller = image.reduce((across, down)) if across * down > 1 else image
-    resampling = Image.Resampling.BOX if min(smaller.size) >= THUMBNAIL_PX else Image.Resampling.BILINEAR
-    whole = (0, 0, width / across, height / down)  # the last cell of a reduced picture may be a part of one
-    return np.asarray(smaller.resize((THUMBNAIL_PX, THUMBNAIL_PX), resampling, box=whole), np.uint8)
+    return np.asarray(cv2.resize(pixels, (THUMBNAIL_PX, THUMBNAIL_PX), interpolation=cv2.INTER_AREA), np.uint8)

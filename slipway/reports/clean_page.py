@@ -89,7 +89,7 @@ def _groups(clusters: Clusters | None) -> list[list[str]]:
 def _clusters(clusters: Clusters, pictures: Pictures) -> Html:
     if not clusters.count:
         return paragraph("None.", "soft")
-    text = f"{clusters.rows:,} kept rows are in {clusters.count:,} clusters, the largest of {clusters.largest:,}. A cluster stays in one split."
+    text = f"{clusters.rows:,} kept rows are in {clusters.count:,} clusters, the largest of {clusters.largest:,}. Each stays in one split."
     rows = [
         gallery(_figure(source, f"cluster {number}", pictures) for source in group if source in pictures)
         for number, group in enumerate(clusters.examples, 1)
