@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slipway.data.image_quality import THUMBNAIL_PX
 
-MIN_CORRELATION = 0.93  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
+MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
 MAX_CLUSTER_SHARE = 0.02  # of all pictures in one cluster; a larger one is taken apart at stricter correlations
 MIN_CLUSTER_LIMIT = 8  # below it no cluster is taken apart
 _STRICTER = (0.96, 0.98, 0.99, 0.995)
@@ -28,7 +28,7 @@ _FINE_CROPS = (0.025, 0.05)
 _BANDS = 4
 _BAND_BITS = 16
 _FLIPPED = ((), (0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2))  # of the least certain bits of a band, by rank
-_MAX_BUCKET = 512  # of candidates for one question; in a larger bucket only the nearest by the other bits
+_MAX_BUCKET = 64  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
 _CHUNK_CANDIDATES = 1 << 21
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
