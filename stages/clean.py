@@ -1,12 +1,19 @@
 """Reads every raw image, or a table, once, and writes down what is kept, what is refused, and why."""
 
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
+
+import pyarrow as pa
 
 from slipway import files
 from slipway.command import run_stage
 from slipway.contract import is_table
-from slipway.data import clean_report, cleaning, sources
+from slipway.data import cleaning, sources
 from slipway.data.archives import ArchiveLimits, unpacked
+from slipway.data.clean_report import CleanReport, to_json
+from slipway.data.digests import read_digests
+from slipway.data.image_report import image_report
 from slipway.data.progress import progress
 from slipway.data.raw_tables import read_raw_table
 from slipway.data.rows import QUARANTINE, ROWS, write_table
@@ -16,9 +23,12 @@ from slipway.data.table_report import table_report
 from slipway.data.table_source import find_table
 from slipway.errors import DataError
 from slipway.params import DataParams, Params
+from slipway.reports.clean_page import Pictures, clean_page
+from slipway.reports.clean_pictures import pictures_of
 
 CLEAN = Path("data/clean")
 REPORT = Path("reports/clean.json")
+PAGE = Path("reports/clean.html")
 COLUMNS = Path("reports/columns.yaml")
 REFUSED = Path(".work/clean/quarantine.parquet")  # stays for the user when the stage fails
 NO_COLUMNS = "{} # images have no columns\n"
@@ -36,22 +46,32 @@ def _run_table(params: Params, data: DataParams) -> None:
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
-    files.write_text(COLUMNS, table.columns_yaml)
-    files.write_json(REPORT, clean_report.to_json(table_report(table, data, params.clean)))
+    _report(table_report(table, data, params.clean), {}, table.columns_yaml)
     dropped = [f"\n  {column.name}: {column.note}" for column in table.columns if column.kind == "ignore"]
     print(_summary(table.cleaned) + (f"\nno inputs, see {COLUMNS}:" + "".join(dropped) if dropped else ""))
 
 
 def _run_images(params: Params, data: DataParams) -> None:
-    samples = sources.read_samples(data)
-    inspected = cleaning.clean_samples(samples, params.clean, num_workers=0)
-    cleaned = cleaning.collect(progress(inspected, "clean", sources.count_samples(data)))
+    digests = read_digests(Path(data.digests), Path(data.path)) if data.digests else None
+    samples = sources.read_samples(data, read_files=data.engine == "ray")  # a worker elsewhere has no files
+    batches = cleaning.clean_samples(samples, params.clean, params.clean.num_workers, data.classes, data.engine)
+    inspected: list[pa.RecordBatch] = []
+    for _ in progress(_each_sample(batches, inspected), "clean", sources.count_samples(data)):
+        pass
+    cleaned = cleaning.collect(inspected, params.clean, data.task, digests)
     _check(cleaned, params)
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, cleaned)
-    files.write_text(COLUMNS, NO_COLUMNS)
-    files.write_json(REPORT, cleaning.report(cleaned, params.data.task))
+    report = image_report(cleaned, params.clean, data)
+    _report(report, pictures_of(report, data, params.clean.max_pixels), NO_COLUMNS)
     print(_summary(cleaned))
+
+
+def _each_sample(batches: Iterable[pa.RecordBatch], inspected: list[pa.RecordBatch]) -> Iterator[None]:
+    """Keep the batches; an item for each sample, for the progress bar."""
+    for batch in batches:
+        inspected.append(batch)
+        yield from repeat(None, batch.num_rows)
 
 
 def _check(cleaned: cleaning.Cleaned, params: Params) -> None:
@@ -68,8 +88,14 @@ def _write_rows(folder: Path, cleaned: cleaning.Cleaned) -> None:
     write_table(folder / "quarantine.parquet", cleaned.quarantine, QUARANTINE)
 
 
+def _report(report: CleanReport, pictures: Pictures, columns: str) -> None:
+    files.write_json(REPORT, to_json(report))
+    files.write_text(PAGE, clean_page(report, pictures))
+    files.write_text(COLUMNS, columns)
+
+
 def _summary(cleaned: cleaning.Cleaned) -> str:
-    return f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, see {REPORT}"
+    return f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, see {REPORT} and {PAGE}"
 
 
 if __name__ == "__main__":

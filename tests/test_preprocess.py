@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from slipway.errors import ImageError
-from slipway.preprocess import FORMATS, ImageContract, array_from_bytes, decode_image
+from slipway.preprocess import FORMATS, ImageContract, PixelBuffer, array_from_bytes, decode_image, decode_jpeg, decode_with_pillow
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 
@@ -146,3 +146,88 @@ def test_a_flipped_byte_is_read_or_refused_by_name(image_format: str) -> None:
     good = encode(Image.fromarray(NOISE), image_format)
     damaged = [good[:position] + bytes([good[position] ^ 0x5A]) + good[position + 1 :] for position in range(len(good))]
     assert {outcome(payload) for payload in damaged} <= {"read", "undecodable", "truncated", "pixel_bomb"}
+
+
+SCENE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (9, 13, 3), dtype=np.uint8)).resize((67, 45), Image.Resampling.BICUBIC)
+JPEGS: dict[str, dict[str, Any]] = {
+    "4:4:4": {"subsampling": "4:4:4"},
+    "4:2:2": {"subsampling": "4:2:2"},
+    "4:2:0": {"subsampling": "4:2:0"},
+    "progressive": {"progressive": True},
+    "progressive 4:4:4": {"progressive": True, "subsampling": "4:4:4"},
+    "with restart markers": {"restart_marker_blocks": 2},
+    "of RGB": {"keep_rgb": True},
+    "with EXIF that says upright": {"exif": b"Exif\0\0" + Image.Exif().tobytes()[6:]},
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("quality", [30, 75, 97])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_both_decoders_give_the_same_pixels_of_a_jpeg(kind: str, quality: int, mode: str) -> None:
+    payload = encode(SCENE.convert(mode), "JPEG", quality=quality, **JPEGS[kind])
+    array = decode_jpeg(payload, 10_000)
+    assert array is not None
+    expected = decode_with_pillow(payload, 10_000).image
+    assert np.array_equal(array if mode == "L" else array[:, :, :3], np.asarray(expected))
+    image = decode_image(payload, 10_000)
+    assert (image.mode, image.size, image.tobytes()) == (mode, SCENE.size, expected.tobytes())
+    assert array_from_bytes(payload, contract(16, max_pixels=10_000, interpolation="bilinear")).tobytes() == (
+        np.asarray(expected.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)).tobytes()
+    )
+
+
+def test_only_pillow_decodes_a_jpeg_that_lies_on_its_side_or_is_cmyk() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode_jpeg(encode(SCENE, "JPEG", exif=exif), 10_000) is None
+    assert decode_jpeg(encode(SCENE.convert("CMYK"), "JPEG"), 10_000) is None
+    turned = decode_with_pillow(encode(SCENE, "JPEG", exif=exif), 10_000)
+    assert (turned.image.size, turned.image_format, turned.orientation) == ((45, 67), "JPEG", 6)
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "progressive", "with restart markers"])
+def test_every_truncation_of_a_jpeg_is_refused_by_both_decoders(kind: str) -> None:
+    payload = encode(SCENE, "JPEG", **JPEGS[kind])
+    for length in range(2, len(payload)):
+        assert decode_jpeg(payload[:length], 10_000) is None
+        with pytest.raises(ImageError):
+            decode_image(payload[:length], 10_000)
+
+
+def test_a_flipped_byte_gives_the_same_pixels_with_both_decoders_or_is_pillows() -> None:
+    payload = encode(SCENE, "JPEG", quality=60)
+    num_compared = 0
+    for position in range(2, len(payload)):
+        damaged = payload[:position] + bytes([payload[position] ^ 0x11]) + payload[position + 1 :]
+        try:
+            array = decode_jpeg(damaged, 10_000)
+        except ImageError:  # the flipped byte is the size
+            continue
+        if array is not None:
+            num_compared += 1
+            assert np.array_equal(array[..., :3], np.asarray(decode_with_pillow(damaged, 10_000).image.convert("RGB")))
+    assert num_compared > 100
+
+
+def test_the_size_of_a_jpeg_is_checked_before_it_is_decoded() -> None:
+    payload = encode(SCENE, "JPEG")
+    broken_after_the_header = payload[: payload.index(b"\xff\xda") + 14]
+    for given_bytes in (payload, broken_after_the_header):
+        with pytest.raises(ImageError, match=r"67x45 pixels, the limit is 3014 pixels"):
+            decode_image(given_bytes, 67 * 45 - 1)
+
+
+def test_a_buffer_is_used_again_and_grows() -> None:
+    buffer = PixelBuffer()
+    small = decode_jpeg(encode(SCENE.resize((8, 8)), "JPEG"), 10_000, buffer)
+    assert small is not None
+    assert small.shape == (8, 8, 4)
+    first = decode_jpeg(encode(SCENE, "JPEG"), 10_000, buffer)
+    assert first is not None
+    before = first.copy()
+    second = decode_jpeg(encode(SCENE.rotate(180), "JPEG"), 10_000, buffer)
+    assert second is not None
+    assert np.shares_memory(first, second)
+    assert not np.shares_memory(first, small)
+    assert not np.array_equal(first, before)

@@ -5,7 +5,7 @@ The record is plain: it is made where the rules ran, and drawn by `slipway.repor
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pydantic import NonNegativeInt
 from slipway.contract import Contract
 
 MAX_EXAMPLES = 20
+Column: TypeAlias = "pa.ChunkedArray | ArrayLike"
 
 
 class Example(Contract):
@@ -56,6 +57,15 @@ class ColumnSummary(Contract):
     note: str  # "" where there is nothing to say
 
 
+class Clusters(Contract):
+    """Near duplicates among the kept images."""
+
+    count: NonNegativeInt
+    rows: NonNegativeInt  # in any cluster
+    largest: NonNegativeInt  # rows in one cluster
+    examples: list[list[str]]  # sources of the largest clusters, at most four of each
+
+
 class CleanReport(Contract):
     """`reports/clean.json`. `refused` and `flagged` are by the rule's name; `kept` and the refused ones are what was `read`."""
 
@@ -69,14 +79,14 @@ class CleanReport(Contract):
     checks: list[str]  # the rules that ran
     not_checked: dict[str, str]  # the rules that did not, and why
     columns: list[ColumnSummary]  # of a table; empty for images
+    clusters: Clusters | None = None  # null for tables, and where near duplicates are not looked for
 
 
-def rule_counts(
-    rules: ArrayLike, sources: ArrayLike, details: ArrayLike, severities: ArrayLike, meanings: Mapping[str, str]
-) -> dict[str, RuleCount]:
+def rule_counts(rules: Column, sources: Column, details: Column, severities: Column, meanings: Mapping[str, str]) -> dict[str, RuleCount]:
     """Counts and examples from four columns of equal length: one entry for each sample that breaks a rule."""
-    table = pa.table({"rule": pa.array(rules), "source": pa.array(sources), "detail": pa.array(details), "severity": pa.array(severities)})
-    names = sorted(set(table["rule"].to_pylist()))
+    columns = {"rule": rules, "source": sources, "detail": details, "severity": severities}
+    table = pa.table({name: column if isinstance(column, pa.ChunkedArray) else pa.array(column) for name, column in columns.items()})
+    names = sorted(pc.unique(table["rule"]).to_pylist())
     return {name: _rule_count(table.filter(pc.equal(table["rule"], name)), meanings[name]) for name in names}
 
 

@@ -1,111 +1,91 @@
 """Cleaning: every image is decoded in full, and what cannot be used is refused under the name of a rule.
 
 Nothing is repaired, relabelled or dropped in silence: kept + quarantined == read. The result depends on the content of the
-data, not on the order of files or the number of workers.
+data, not on the order of files or the number of workers. Facts are held in Arrow columns, about half a kilobyte for each row.
 """
 
-import hashlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from slipway import files
 from slipway.contract import Task, is_classification
-from slipway.data.parallel import ordered_map
-from slipway.data.rows import QUARANTINE, ROWS
-from slipway.data.samples import Fault, RawSample
-from slipway.errors import DataError, ImageError
+from slipway.data import near_duplicates, rules
+from slipway.data.digests import DigestList
+from slipway.data.findings import FINDINGS, Findings
+from slipway.data.image_quality import THUMBNAIL_PX
+from slipway.data.inspection import FACTS, Inspector
+from slipway.data.outliers import robust_deviations
+from slipway.data.parallel import Engine, ordered_map
+from slipway.data.rows import ROWS
+from slipway.data.samples import RawSample
+from slipway.errors import DataError
 from slipway.params import CleanParams
-from slipway.preprocess import decode_image
 
-RULES = {
-    "missing_file": "the path leads to no file",
-    "outside_folder": "the path leads out of the table's folder",
-    "unreadable": "the file system does not give the bytes",
-    "missing_image": "the image column is empty",
-    "malformed_row": "the row has too many or too few columns",
-    "missing_label": "no class",
-    "missing_target": "no number",
-    "not_a_number": "a target that is not a number",
-    "non_finite_target": "a target that is infinite or NaN",
-    "missing_group": "no group, though data.group_column is set",
-    "empty": "an image of 0 bytes",
-    "undecodable": "not an image of a known format, whatever its name says",
-    "truncated": "an image that breaks off or is damaged",
-    "pixel_bomb": "more pixels than clean.max_pixels",
-    "too_small": "a side shorter than clean.min_side_px",
-    "conflicting_label": "the same picture under different classes; all of them are refused",
-    "conflicting_target": "the same picture with different numbers; all of them are refused",
-    "exact_duplicate": "the same picture again; one of them is kept",
-}
-_MAX_EXAMPLES = 20
+_BLOCK_ROWS = 128
+_BLOCK_BYTES = 4 << 20
 _MAX_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What is kept (`rows.ROWS`, by id), what is refused (`rows.QUARANTINE`, by rule and source), and how many were read."""
+    """What is kept (`rows.ROWS`, by id), refused (`rows.QUARANTINE`, by rule and source), flagged, and how many were read."""
 
     rows: pa.Table
     quarantine: pa.Table
     num_read: int
+    flagged: pa.Table = field(default_factory=FINDINGS.empty_table)  # FINDINGS, by rule and source
 
     @property
     def num_bad(self) -> int:
         """The refused samples without the duplicates."""
-        return sum(severity == "error" for severity in self.quarantine["severity"].to_pylist())
+        return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
 
 
-@dataclass(frozen=True)
-class Inspected:
-    """A sample after decoding: its facts, or the fault under which it is refused."""
-
-    source: str
-    label: str | None
-    target: float | None
-    group: str | None
-    fault: Fault | None
-    width: int = 0
-    height: int = 0
-    num_bytes: int = 0
-    sha256: str = ""
-    pixels: bytes = b""  # digest of mode, size and pixels
-
-    @property
-    def order(self) -> tuple[str, str, str]:
-        return (self.sha256, self.group or "", self.source)
+def clean_samples(
+    samples: Iterable[RawSample],
+    params: CleanParams,
+    num_workers: int,
+    classes: Iterable[str] | None = None,
+    engine: Engine = "local",
+) -> Iterator[pa.RecordBatch]:
+    """Decode and check each sample by itself, over `num_workers` processes (0: one per core): batches of `FACTS`, in order."""
+    inspect = Inspector(params, None if classes is None else frozenset(classes))
+    return ordered_map(inspect, _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
 
 
-def clean_samples(samples: Iterable[RawSample], params: CleanParams, num_workers: int) -> Iterator[Inspected]:
-    """Decode and check each sample by itself, over `num_workers` processes (0: one per core), in order."""
-    inspect = partial(_inspect, max_pixels=params.max_pixels, min_side_px=params.min_side_px)
-    return ordered_map(inspect, samples, num_workers, lambda sample: len(sample.payload))
+def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
+    """Samples by the hundred, fewer where their payloads are large."""
+    block: list[RawSample] = []
+    size = 0
+    for sample in samples:
+        block.append(sample)
+        size += len(sample.payload)
+        if len(block) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
-def collect(inspected: Iterable[Inspected]) -> Cleaned:
-    """Compare the samples with each other, and sort them into kept and refused."""
-    everything = list(inspected)
-    refused = [(sample, sample.fault) for sample in everything if sample.fault]
-    kept: list[Inspected] = []
-    readable = sorted((sample for sample in everything if not sample.fault), key=lambda sample: (sample.pixels, sample.order))
-    for _, group in groupby(readable, key=lambda sample: sample.pixels):
-        same = list(group)
-        conflict = _conflict(same)
-        if conflict:
-            refused += [(sample, conflict) for sample in same]
-            continue
-        kept.append(same[0])
-        refused += [(sample, Fault("exact_duplicate", f"the same picture as {same[0].source}")) for sample in same[1:]]
-    if len(kept) + len(refused) != len(everything):
-        raise AssertionError(f"{len(kept)} kept + {len(refused)} refused is not {len(everything)} read")
-    return Cleaned(_rows(kept), _quarantine(refused), len(everything))
+def collect(batches: Iterable[pa.RecordBatch], params: CleanParams, task: Task, digests: DigestList | None = None) -> Cleaned:
+    """Compare the samples with each other and with the user's digests, and sort them into kept, flagged and refused."""
+    facts = pa.Table.from_batches(batches, FACTS)
+    facts = digests.check(facts) if digests else facts
+    findings = Findings(params.rules)
+    alone = pc.is_valid(facts["rule"])
+    findings.refuse_table(facts.filter(alone))
+    readable = facts.filter(pc.invert(alone))
+    kept = _compare(_sorted(readable), findings)
+    kept = _without_outliers(kept, params, task, findings)
+    kept, clusters = _without_twins(kept, params, findings)
+    findings.flag_table(kept)
+    if kept.num_rows + findings.num_refused != facts.num_rows:
+        raise AssertionError(f"{kept.num_rows} kept + {findings.num_refused} refused is not {facts.num_rows} read")
+    return Cleaned(_rows(kept, clusters, findings), findings.quarantine(), facts.num_rows, findings.flagged())
 
 
 def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
@@ -121,155 +101,149 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
         )
     if not cleaned.rows.num_rows:
         raise DataError(f"none of {cleaned.num_read} samples is left:\n{_listing(cleaned.quarantine)}\nMend them.")
-    distinct = set(cleaned.rows["label" if is_classification(task) else "target"].to_pylist())
+    distinct = pc.unique(cleaned.rows["label" if is_classification(task) else "target"])
     if len(distinct) < 2:
         kind = "class" if is_classification(task) else "target"
         raise DataError(
-            f"all {cleaned.rows.num_rows} kept samples have the {kind} {next(iter(distinct))!r}, expected at least two. "
+            f"all {cleaned.rows.num_rows} kept samples have the {kind} {distinct[0].as_py()!r}, expected at least two. "
             "Check data.path and data.target_column."
         )
 
 
-def report(cleaned: Cleaned, task: Task) -> dict[str, Any]:
-    """What `reports/clean.json` holds: counts, refusals by rule with examples, and what is left."""
-    refused = {
-        rule: {"count": len(rows), "severity": rows[0]["severity"], "meaning": RULES[rule], "examples": _examples(rows)}
-        for rule, rows in _by_rule(cleaned.quarantine).items()
-    }
-    summary: dict[str, Any] = {"read": cleaned.num_read, "kept": cleaned.rows.num_rows, "refused": refused, "checks": sorted(RULES)}
-    if is_classification(task):
-        return summary | {"classes": dict(sorted(Counter(cleaned.rows["label"].to_pylist()).items()))}
-    targets = cleaned.rows["target"].to_numpy()
-    names = ("min", "p25", "median", "p75", "max")
-    quantiles = {name: float(value) for name, value in zip(names, np.quantile(targets, [0, 0.25, 0.5, 0.75, 1]), strict=True)}
-    return summary | {"target": quantiles | {"mean": float(targets.mean()), "std": float(targets.std())}}
-
-
-def _inspect(sample: RawSample, max_pixels: int, min_side_px: int) -> Inspected:
-    facts: dict[str, Any] = {}
-    fault = sample.fault
-    if fault is None:
-        try:
-            image = decode_image(sample.payload, max_pixels)
-            facts = _facts(sample.payload, image)
-            fault = _too_small(image, min_side_px)
-        except ImageError as error:
-            looks = f"; it looks like {looks_like(sample.payload)}" if error.rule == "undecodable" else ""
-            fault = Fault(error.rule, error.detail + looks)
-    return Inspected(sample.source, sample.label, sample.target, sample.group, fault, **facts)
-
-
-def _facts(payload: bytes, image: Image.Image) -> dict[str, Any]:
-    return {
-        "width": image.width,
-        "height": image.height,
-        "num_bytes": len(payload),
-        "sha256": files.sha256_bytes(payload),
-        "pixels": _pixel_digest(image),
-    }
-
-
-def _pixel_digest(image: Image.Image) -> bytes:
-    if image.mode in ("P", "PA") or image.has_transparency_data:  # palette indices alone do not tell the colours
-        image = image.convert("RGBA")
-    return hashlib.sha256(f"{image.mode} {image.size} ".encode() + image.tobytes()).digest()
-
-
-def _too_small(image: Image.Image, min_side_px: int) -> Fault | None:
-    if min(image.size) >= min_side_px:
-        return None
-    return Fault("too_small", f"{image.width}x{image.height} pixels, clean.min_side_px is {min_side_px}")
-
-
-_SIGNATURES = {
-    b"\xff\xd8\xff": "a JPEG whose header is damaged",
-    b"\x89PNG": "a PNG whose header is damaged",
-    b"RIFF": "a WebP whose header is damaged, or a sound",
-    b"II*\0": "a TIFF whose header is damaged",
-    b"MM\0*": "a TIFF whose header is damaged",
-    b"GIF8": "a GIF image",
-    b"%PDF": "a PDF document",
-    b"PK\x03\x04": "a ZIP archive",
-    b"\x1f\x8b": "a gzip archive",
-    b"\x89HDF": "an HDF5 file",
-    b"\x93NUMPY": "a NumPy array",
-    b"\x00\x00\x01\x00": "an icon",
-    b"8BPS": "a Photoshop file",
-}
-
-
-def looks_like(payload: bytes) -> str:
-    """What bytes that are not a readable image may be instead."""
-    for signature, name in _SIGNATURES.items():
-        if payload.startswith(signature):
-            return name
-    if payload[4:8] == b"ftyp":
-        return "a HEIC or AVIF image, or a film"
-    head = payload[:64]
-    if not head.strip(b"\0"):
-        return "zero bytes"
-    text = head.decode(errors="ignore")
-    is_whole = len(text.encode()) >= len(head) - 3  # the last character may be cut
-    if is_whole and all(character.isprintable() or character.isspace() for character in text):
-        return f"text: {text[:24]!r}"
-    return "binary data"
-
-
-def _conflict(same: list[Inspected]) -> Fault | None:
-    labels = sorted({sample.label for sample in same if sample.label is not None})
-    targets = sorted({sample.target for sample in same if sample.target is not None})
-    sources = ", ".join(sample.source for sample in same[:_MAX_SHOWN])
-    if len(labels) > 1:
-        return Fault("conflicting_label", f"the same picture as {', '.join(map(repr, labels))}: {sources}")
-    if len(targets) > 1:
-        return Fault("conflicting_target", f"the same picture with {', '.join(f'{target:g}' for target in targets)}: {sources}")
-    return None
-
-
-def _rows(kept: list[Inspected]) -> pa.Table:
-    records: list[dict[str, Any]] = [
-        {
-            "id": sample.sha256[:32],
-            "source": sample.source,
-            "label": sample.label,
-            "target": sample.target,
-            "group": sample.group,
-            "flags": [],
-            "corrections": [],
-            "width": sample.width,
-            "height": sample.height,
-            "bytes": sample.num_bytes,
-            "sha256": sample.sha256,
-        }
-        for sample in sorted(kept, key=lambda sample: sample.sha256)
-    ]
-    return pa.Table.from_pylist(records, schema=ROWS)
-
-
-def _quarantine(refused: list[tuple[Inspected, Fault]]) -> pa.Table:
-    records = [
-        {
-            "source": sample.source,
-            "rule": fault.rule,
-            "detail": fault.detail,
-            "severity": "duplicate" if fault.rule == "exact_duplicate" else "error",
-        }
-        for sample, fault in refused
-    ]
-    return pa.Table.from_pylist(sorted(records, key=lambda record: (record["rule"], record["source"])), schema=QUARANTINE)
-
-
-def _by_rule(quarantine: pa.Table) -> dict[str, list[dict[str, str]]]:
-    return {rule: list(rows) for rule, rows in groupby(quarantine.to_pylist(), key=lambda row: str(row["rule"]))}
-
-
-def _examples(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"source": row["source"], "detail": row["detail"]} for row in rows[:_MAX_EXAMPLES]]
-
-
 def _listing(quarantine: pa.Table) -> str:
     lines = []
-    for rule, rows in _by_rule(quarantine).items():
-        lines.append(f"  {rule}: {len(rows)}" + (" (duplicates do not count as bad)" if rule == "exact_duplicate" else ""))
-        lines += [f"    {row['source']}: {row['detail']}" for row in rows[:_MAX_SHOWN]]
+    for rule in sorted(pc.unique(quarantine["rule"]).to_pylist()):
+        rows = quarantine.filter(pc.equal(quarantine["rule"], rule))
+        lines.append(f"  {rule}: {rows.num_rows}" + " (duplicates do not count as bad)" * (rule in rules.DUPLICATES))
+        lines += [f"    {row['source']}: {row['detail']}" for row in rows.slice(0, _MAX_SHOWN).to_pylist()]
     return "\n".join(lines)
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    return rows.sort_by([(column, "ascending") for column in ("pixels", "sha256", "group", "source")])
+
+
+# The same pixels ------------------------------------------------------------------------------------------------------------------
+
+
+def _compare(rows: pa.Table, findings: Findings) -> pa.Table:
+    """Of rows with equal pixels, which lie together, the first is kept; with different classes or numbers, the params decide."""
+    if not rows.num_rows:
+        return rows
+    pixels = rows["pixels"].combine_chunks()
+    begins = np.concatenate([[True], np.asarray(pc.not_equal(pixels[1:], pixels[:-1]))])
+    starts = np.flatnonzero(begins)
+    group_of = np.cumsum(begins) - 1
+    in_conflict = np.zeros(len(starts), bool)
+    for column, rule in (("label", "conflicting_label"), ("target", "conflicting_target")):
+        groups = _conflicting(rows[column], starts)
+        in_conflict[groups] |= findings.action(rule) == "refuse"
+        _note_conflicts(rows, column, rule, starts, groups, findings)
+    copies = ~begins & ~in_conflict[group_of]
+    first_sources = rows["source"].take(pa.array(starts[group_of[copies]]))
+    details = pc.binary_join_element_wise("the same picture as ", first_sources, "")
+    findings.refuse(rows["source"].filter(pa.array(copies)), "exact_duplicate", details)
+    return rows.filter(pa.array(begins & ~in_conflict[group_of]))
+
+
+def _conflicting(column: pa.ChunkedArray, starts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The groups of rows that do not all have the same value; rows without one play no part."""
+    if column.null_count == len(column):
+        return np.zeros(0, np.intp)
+    codes = np.asarray(pc.rank(column, tiebreaker="dense"))
+    return np.flatnonzero(np.minimum.reduceat(codes, starts) != np.maximum.reduceat(codes, starts))
+
+
+def _note_conflicts(rows: pa.Table, column: str, rule: str, starts: NDArray[np.intp], groups: NDArray[np.intp], findings: Findings) -> None:
+    ends = np.append(starts[1:], rows.num_rows)
+    for group in groups:
+        same = rows.slice(int(starts[group]), int(ends[group] - starts[group]))
+        values = sorted(set(same[column].to_pylist()))
+        named = ", ".join(repr(value) if isinstance(value, str) else f"{value:g}" for value in values)
+        detail = f"the same picture with {named}: {', '.join(same['source'].slice(0, _MAX_SHOWN).to_pylist())}"
+        if findings.action(rule) == "refuse":
+            findings.refuse(same["source"], rule, detail)
+        else:
+            findings.flag(same["source"].slice(0, 1), rule, detail)
+
+
+# Pictures that look the same, and targets far from the others ---------------------------------------------------------------------
+
+
+def _without_outliers(rows: pa.Table, params: CleanParams, task: Task, findings: Findings) -> pa.Table:
+    if is_classification(task) or findings.action("outlier") == "off":
+        return rows
+    targets = rows["target"].to_numpy()
+    median, deviations = robust_deviations(targets)
+    far = deviations > params.outlier_deviations
+    details = [
+        f"the target is {value:g}, {deviation:.1f} robust standard deviations from the median {median:g}"
+        for value, deviation in zip(targets[far], deviations[far], strict=True)
+    ]
+    return findings.apply(rows, pa.array(far), "outlier", pa.array(details, pa.string()))
+
+
+def _without_twins(rows: pa.Table, params: CleanParams, findings: Findings) -> tuple[pa.Table, pa.Array]:
+    """The rows by id, and each one's cluster: the smallest id in it, null for a row without a twin."""
+    rows = rows.sort_by("sha256")
+    if findings.action("near_duplicate") == "off" or not rows.num_rows:
+        return rows, pa.nulls(rows.num_rows, pa.string())
+    twins = _twins(rows, params.near_duplicate_bits)
+    roots = near_duplicates.clusters(twins, rows.num_rows)
+    of_cluster = pa.array(np.maximum(roots, 0), mask=roots < 0)
+    ids = _ids(rows)
+    clusters = ids.take(of_cluster)
+    _note_near_conflicts(rows, twins, roots, findings)
+    later = (roots >= 0) & (roots != np.arange(rows.num_rows))
+    marked = later if findings.action("near_duplicate") == "refuse" else roots >= 0
+    looks = _like_whom(rows, twins, roots)
+    details = pc.binary_join_element_wise("looks like ", looks.filter(pa.array(marked)), "")
+    if findings.action("near_duplicate") == "refuse":
+        return findings.apply(rows, pa.array(marked), "near_duplicate", details), clusters.filter(pa.array(~marked))
+    return findings.apply(rows, pa.array(marked), "near_duplicate", details), clusters
+
+
+def _twins(rows: pa.Table, max_bits: int) -> near_duplicates.Twins:
+    """Pairs of rows, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
+    sides = np.minimum(rows["width"].to_numpy(), rows["height"].to_numpy())
+    large = np.flatnonzero(sides >= THUMBNAIL_PX)
+    thumbnails = rows["thumbnail"].take(pa.array(large)).combine_chunks()
+    pixels = np.frombuffer(thumbnails.buffers()[1] or b"", np.uint8)[: len(large) * THUMBNAIL_PX**2].reshape(-1, THUMBNAIL_PX**2)
+    twins = near_duplicates.find_twins(pixels, max_bits)
+    return near_duplicates.Twins(large[twins.pairs], twins.correlations)
+
+
+def _like_whom(rows: pa.Table, twins: near_duplicates.Twins, roots: NDArray[np.int64]) -> pa.Array:
+    """(N,) the source of one row that each row looks like, the first by id; its cluster's first where no pair is left."""
+    others = np.where(roots < 0, 0, roots)
+    same = roots[twins.pairs[:, 0]] == roots[twins.pairs[:, 1]]
+    for first, second in ((0, 1), (1, 0)):
+        pairs = twins.pairs[same][::-1]  # the last one written stays: the smallest
+        others[pairs[:, first]] = pairs[:, second]
+    return rows["source"].combine_chunks().take(pa.array(others))
+
+
+def _note_near_conflicts(rows: pa.Table, twins: near_duplicates.Twins, roots: NDArray[np.int64], findings: Findings) -> None:
+    if rows["label"].null_count == rows.num_rows:
+        return
+    labels = rows["label"].combine_chunks().dictionary_encode()
+    codes = np.asarray(labels.indices)
+    pairs = twins.pairs[codes[twins.pairs[:, 0]] != codes[twins.pairs[:, 1]]]
+    pairs = np.concatenate([pairs, pairs[:, ::-1]])
+    _, first = np.unique(pairs[:, 0], return_index=True)
+    mine, other = rows.take(pa.array(pairs[first, 0])), rows.take(pa.array(pairs[first, 1]))
+    details = pc.binary_join_element_wise(mine["label"], " looks like ", other["label"], " of ", other["source"], "")
+    findings.flag(mine["source"], "near_conflict", details)
+
+
+def _ids(rows: pa.Table) -> pa.Array:
+    """The first 32 hex digits of each row's SHA-256."""
+    return pa.array([value.hex()[:32] for value in rows["sha256"].to_pylist()], pa.string())
+
+
+def _rows(kept: pa.Table, clusters: pa.Array, findings: Findings) -> pa.Table:
+    hexadecimal = pa.array([value.hex() for value in kept["sha256"].to_pylist()], pa.string())
+    columns = {name: kept[name] for name in ROWS.names if name in kept.column_names}
+    columns |= {"id": pc.utf8_slice_codeunits(hexadecimal, 0, 32), "sha256": hexadecimal, "cluster": clusters}
+    columns |= {"flags": findings.flags_of(kept["source"])}
+    return pa.table([columns[name] for name in ROWS.names], schema=ROWS)

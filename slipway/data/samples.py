@@ -5,7 +5,9 @@ Hidden files are no samples.
 """
 
 import os
-from dataclasses import dataclass
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +30,7 @@ class RawSample:
     """
 
     source: str
-    payload: bytes  # the encoded image; empty when a fault kept it from being read
+    payload: bytes  # the encoded image; empty when a fault kept it from being read, or while it lies in `path`
     label: str | None  # for classes
     target: float | None  # for a number
     group: str | None
@@ -37,6 +39,21 @@ class RawSample:
     weight: float | None = None
     given_split: str | None = None
     corrections: tuple[str, ...] = ()  # what was changed on the way, "label: Cat -> cat"
+    path: str | None = None  # where the payload lies that is not read yet
+
+
+def loaded(sample: RawSample) -> RawSample:
+    """The sample with its payload, or with the fault that kept it from being read."""
+    if sample.path is None:
+        return sample
+    payload, fault = read_file(sample.path)
+    return replace(sample, payload=payload, fault=sample.fault or fault, path=None)
+
+
+def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The class that is meant, and the correction that this is, if it is one."""
+    meant = label_map.get(label, label)
+    return meant, () if meant == label else (f"label: {label} -> {meant}",)
 
 
 def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -48,14 +65,15 @@ def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
         raise DataError(f"the folder {str(folder)!r} cannot be listed: {error.strerror}. Give this user the right to read it.") from error
 
 
-def read_file(path: Path) -> tuple[bytes, Fault | None]:
+def read_file(path: Path | str) -> tuple[bytes, Fault | None]:
     """A file's bytes, or why there are none."""
     try:
-        if path.exists() and not path.is_file():
+        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for its writer
             return b"", Fault("unreadable", f"{path} is not a regular file")
-        return path.read_bytes(), None
-    except FileNotFoundError:
-        return b"", Fault("missing_file", f"{path} does not exist{_where_it_is(path)}")
+        with open(path, "rb", buffering=0) as file:
+            return file.readall(), None
+    except (FileNotFoundError, NotADirectoryError):
+        return b"", Fault("missing_file", f"{path} does not exist{_where_it_is(Path(path))}")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         return b"", Fault("unreadable", f"{str(path)!r} cannot be read: {error}")
 

@@ -8,21 +8,28 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from slipway.data.folders import read_folder, walk_files
-from slipway.data.samples import RawSample, visible_entries
+from slipway.data.samples import RawSample, loaded, visible_entries
 from slipway.data.tables import TABLES, count_rows, read_rows
 from slipway.errors import DataError
 from slipway.params import DataParams
 
 
-def read_samples(data: DataParams, wanted: Collection[str] | None = None) -> Iterator[RawSample]:
+def read_samples(data: DataParams, wanted: Collection[str] | None = None, read_files: bool = True) -> Iterator[RawSample]:
     """Every sample of `data.path`, or those whose `source` is in `wanted`, in the order of the data set.
 
-    The order is by name in a folder and by row in a table. Raises DataError when the data as a whole cannot be read.
+    The order is by name in a folder and by row in a table. Without `read_files`, images that are files of their own come with their
+    `path`, for `samples.loaded` in the process that needs them. Raises DataError when the data as a whole cannot be read.
     """
+    found = _samples(data, wanted)
+    return map(loaded, found) if read_files else found
+
+
+def _samples(data: DataParams, wanted: Collection[str] | None) -> Iterator[RawSample]:
     root = _existing(data)
     sources = None if wanted is None else frozenset(wanted)
     if root.is_dir():
-        return read_folder(root, sources)
+        _check_folder_has_no_columns(data)
+        return read_folder(root, sources, data.label_map, Path(data.digests) if data.digests else None)
     rows = None if sources is None else frozenset(int(source.partition(":")[0]) for source in sources)
     return read_rows(root, data, rows)
 
@@ -33,6 +40,17 @@ def count_samples(data: DataParams) -> int | None:
     if root.is_dir():
         return sum(1 for _ in walk_files(root))
     return count_rows(root)
+
+
+def _check_folder_has_no_columns(data: DataParams) -> None:
+    """A column that is asked for and that nothing can be read from would be without effect."""
+    keys = ("group_column", "time_column", "weight_column", "split_column")
+    asked = [f"data.{key} is {getattr(data, key)!r}" for key in keys if getattr(data, key) is not None]
+    if asked:
+        raise DataError(
+            f"data.path {data.path!r} is a folder of class folders, which has no columns, but {', '.join(asked)}. "
+            "Set them to null, or point data.path at a .csv or .parquet file that names the images."
+        )
 
 
 def _existing(data: DataParams) -> Path:

@@ -2,7 +2,6 @@
 
 import csv
 import difflib
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -11,8 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway.contract import Task, is_classification
-from slipway.data.samples import Fault, RawSample, read_file
+from slipway.data.annotations import annotate
+from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError
 from slipway.params import DataParams
 
@@ -21,15 +20,8 @@ _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
 
 
-class _Annotation(NamedTuple):
-    label: str | None
-    target: float | None
-    group: str | None
-    fault: Fault | None
-
-
 def read_rows(path: Path, data: DataParams, wanted: frozenset[int] | None) -> Iterator[RawSample]:
-    """Every row of a table, or those whose number is in `wanted`, in their order."""
+    """Every row of a table, or those whose number is in `wanted`, in their order; images in files of their own are not read yet."""
     return _read_csv(path, data, wanted) if _is_csv(path) else _read_parquet(path, data, wanted)
 
 
@@ -107,8 +99,8 @@ def _csv_sample(folder: Path, row: int, cells: list[str], num_columns: int, posi
 
 def _needed_columns(path: Path, data: DataParams, present: list[str]) -> list[str]:
     needed = {"image_column": data.image_column, "target_column": data.target_column}
-    if data.group_column is not None:
-        needed["group_column"] = data.group_column
+    optional = {key: getattr(data, key) for key in ("group_column", "time_column", "weight_column", "split_column")}
+    needed |= {key: name for key, name in optional.items() if name is not None}
     problems = [f"  data.{key} is {name!r}, {_hint(name, present)}" for key, name in needed.items() if name not in present]
     twice = [name for name in needed.values() if present.count(name) > 1]
     problems += [f"  the column {name!r} is there {present.count(name)} times" for name in sorted(set(twice))]
@@ -126,56 +118,32 @@ def _hint(name: str, present: list[str]) -> str:
 
 
 def _table_sample(folder: Path, row: int, cells: dict[str, Any], data: DataParams) -> RawSample:
-    name, payload, fault = _image_cell(folder, cells[data.image_column])
-    annotation = _annotate(cells, data)
-    source = f"{row}:{name}" if name else str(row)
-    return RawSample(source, payload, annotation.label, annotation.target, annotation.group, fault or annotation.fault)
+    image = _image_cell(folder, cells[data.image_column])
+    said = annotate(cells, data)
+    source = f"{row}:{image.name}" if image.name else str(row)
+    fault = image.fault or said.fault
+    path = image.path if fault is None else None
+    rest = (said.time, said.weight, said.given_split, said.corrections, path)
+    return RawSample(source, image.payload, said.label, said.target, said.group, fault, *rest)
 
 
-def _image_cell(folder: Path, cell: Any) -> tuple[str | None, bytes, Fault | None]:
-    """The path that a cell names, the image bytes, and what is wrong."""
+class _ImageCell(NamedTuple):
+    name: str | None  # the path as the cell has it
+    payload: bytes = b""
+    fault: Fault | None = None
+    path: str | None = None  # of the file to read
+
+
+def _image_cell(folder: Path, cell: Any) -> _ImageCell:
     name = cell.get("path") if isinstance(cell, dict) else cell if isinstance(cell, str) else None
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if isinstance(content, bytes):
-        return name, content, None
+        return _ImageCell(name, content)
     if not name:
-        return None, b"", Fault("missing_image", "the image column is empty")
+        return _ImageCell(None, fault=Fault("missing_image", "the image column is empty"))
     path = PurePosixPath(os.path.normpath(name.replace("\\", "/")))
     # By the text of the path alone: a link inside the folder is the owner's own decision (DVC's cache makes such links).
     if path.is_absolute() or path.parts[:1] == ("..",):
-        return name, b"", Fault("outside_folder", f"{name} leads out of {folder}, expected a path relative to the table's folder")
-    return name, *read_file(folder / path)
-
-
-def _annotate(cells: dict[str, Any], data: DataParams) -> _Annotation:
-    group = _text(cells[data.group_column]) if data.group_column is not None else None
-    label, target, fault = _read_target(cells[data.target_column], data.task)
-    if fault is None and data.group_column is not None and group is None:
-        fault = Fault("missing_group", f"the column {data.group_column!r} is empty, expected the name of a group")
-    return _Annotation(label, target, group, fault)
-
-
-def _read_target(cell: Any, task: Task) -> tuple[str | None, float | None, Fault | None]:
-    text = _text(cell)
-    if is_classification(task):
-        return text, None, None if text else Fault("missing_label", "the target column is empty, expected a class")
-    if text is None and not isinstance(cell, float):
-        return None, None, Fault("missing_target", "the target column is empty, expected a number")
-    try:
-        number = float(cell)
-    except (TypeError, ValueError):
-        return None, None, Fault("not_a_number", f"the target is {text!r}, expected a number")
-    if not math.isfinite(number):
-        return None, None, Fault("non_finite_target", f"the target is {number}, expected a finite number")
-    return None, number, None
-
-
-def _text(cell: Any) -> str | None:
-    """A cell as text without blanks around it; None when nothing is left. A whole float is written as an integer."""
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return None
-    if isinstance(cell, float) and cell.is_integer():
-        return str(int(cell))
-    if isinstance(cell, bytes):
-        cell = cell.decode(errors="replace")
-    return str(cell).strip() or None
+        fault = Fault("outside_folder", f"{name} leads out of {folder}, expected a path relative to the table's folder")
+        return _ImageCell(name, fault=fault)
+    return _ImageCell(name, path=str(folder / path))

@@ -77,6 +77,14 @@ def histogram(values: ArrayLike, x_label: str, num_bins: int = 30) -> Html:
     return _svg(frame, bars, x_label, "rows")
 
 
+def bars(counts: Sequence[int], low: float, high: float, x_label: str) -> Html:
+    """Counts that were made before, in bins of equal width between `low` and `high`."""
+    edges = np.linspace(low, high if high > low else low + 1, len(counts) + 1)
+    frame = _Frame(_ticks(edges), _ticks(np.array([0.0, max(counts, default=0) or 1])))
+    drawn = [_bar(frame, left, right, count) for left, right, count in zip(edges, edges[1:], counts, strict=False) if count]
+    return _svg(frame, drawn, x_label, "rows")
+
+
 def _bar(frame: _Frame, left: float, right: float, count: int) -> str:
     height, width = float(frame.y(0)) - float(frame.y(count)), float(frame.x(right)) - float(frame.x(left))
     return f'<rect class="bar" x="{frame.x(left)}" y="{frame.y(count)}" width="{max(width - 1, 1):.1f}" height="{height:.1f}"/>'

@@ -6,15 +6,28 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from slipway.data.cleaning import RULES, Cleaned, check_usable, clean_samples, collect, looks_like, report
+from slipway.contract import Task
+from slipway.data.clean_report import CleanReport
+from slipway.data.cleaning import Cleaned, check_usable, clean_samples, collect
+from slipway.data.image_report import image_report
+from slipway.data.look_of_bytes import looks_like
+from slipway.data.rules import RULES
 from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError
+from slipway.params import CleanParams
 from slipway.preprocess import FORMATS
 from tests.data.pictures import CLEAN, encode, picture, pixels, sample
+from tests.project_params import PROJECT, clean_params
 
 
-def clean(*samples: RawSample) -> Cleaned:
-    return collect(clean_samples(samples, CLEAN, num_workers=1))
+def clean(
+    *samples: RawSample, params: CleanParams = CLEAN, task: Task = "image_classification", num_workers: int = 1, classes: Any = None
+) -> Cleaned:
+    return collect(clean_samples(samples, params, num_workers, classes), params, task)
+
+
+def summary_of(cleaned: Cleaned, task: Task = "image_classification", params: CleanParams = CLEAN) -> CleanReport:
+    return image_report(cleaned, params, PROJECT.data.model_copy(update={"task": task}))
 
 
 def refused(cleaned: Cleaned) -> dict[str, str]:
@@ -81,7 +94,8 @@ def test_equal_palette_indices_with_other_colours_are_no_duplicates() -> None:
     images = [Image.new("P", (8, 8), 1) for _ in range(2)]
     images[0].putpalette([0, 0, 0, 255, 0, 0])
     images[1].putpalette([0, 0, 0, 0, 255, 0])
-    assert len(kept(clean(sample("red", encode(images[0]), "cat"), sample("green", encode(images[1]), "cat")))) == 2
+    one_colour_is_fine = clean_params(rules={"constant_image": "off"})
+    assert len(kept(clean(*(sample(str(image.getpalette()), encode(image), "cat") for image in images), params=one_colour_is_fine))) == 2
 
 
 def test_equal_pictures_of_different_classes_are_all_refused() -> None:
@@ -120,7 +134,7 @@ def test_the_order_of_files_does_not_matter() -> None:
 def test_the_number_of_workers_does_not_matter() -> None:
     samples = [sample(str(index), picture(index) if index % 9 else b"x", "cat") for index in range(700)]
     expected = clean(*samples)
-    found = collect(clean_samples(samples, CLEAN, num_workers=2))
+    found = clean(*samples, num_workers=2)
     assert found.rows.equals(expected.rows)
     assert found.quarantine.equals(expected.quarantine)
 
@@ -171,16 +185,27 @@ def test_what_cannot_teach_anything_is_refused(samples: list[RawSample], task: A
 
 def test_the_report_counts_everything_and_shows_twenty_examples() -> None:
     bad = [sample(f"bad{index:02}", b"", "cat") for index in range(30)]
-    summary = report(clean(*bad, sample("1", picture(1), "cat"), sample("2", picture(2), "dog")), "image_classification")
-    assert (summary["read"], summary["kept"], summary["classes"]) == (32, 2, {"cat": 1, "dog": 1})
-    assert summary["refused"]["empty"]["count"] == 30
-    assert len(summary["refused"]["empty"]["examples"]) == 20
-    assert summary["checks"] == sorted(RULES)
+    summary = summary_of(clean(*bad, sample("1", picture(1), "cat"), sample("2", picture(2), "dog")))
+    assert (summary.read, summary.kept, summary.classes) == (32, 2, {"cat": 1, "dog": 1})
+    assert summary.refused["empty"].count == 30
+    assert [example.source for example in summary.refused["empty"].examples] == [f"bad{index:02}" for index in range(20)]
+
+
+def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
+    summary = summary_of(clean(sample("1", picture(1), "cat")), params=clean_params(rules={"blurred": "off"}))
+    assert set(summary.checks) | set(summary.not_checked) == set(RULES)
+    assert not set(summary.checks) & set(summary.not_checked)
+    assert summary.not_checked["blurred"] == "clean.rules.blurred is off"
+    assert "a flipped byte that still decodes goes unseen" in summary.not_checked["digest_mismatch"]
 
 
 def test_the_report_of_a_numeric_target_summarises_it() -> None:
-    summary = report(clean(*(sample(str(value), picture(value), target=float(value)) for value in range(5))), "image_regression")
-    assert summary["target"] == {"min": 0, "p25": 1, "median": 2, "p75": 3, "max": 4, "mean": 2, "std": pytest.approx(2**0.5)}
+    task: Task = "image_regression"
+    summary = summary_of(clean(*(sample(str(value), picture(value), target=float(value)) for value in range(5)), task=task), task)
+    assert summary.target is not None
+    found = summary.target.model_dump(exclude={"histogram"})
+    assert found == {"min": 0, "p25": 1, "median": 2, "p75": 3, "max": 4, "mean": 2, "std": pytest.approx(2**0.5)}
+    assert sum(summary.target.histogram) == 5
 
 
 def test_text_is_recognised_in_any_script() -> None:

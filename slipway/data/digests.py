@@ -1,0 +1,97 @@
+"""The user's own list of digests, as `sha256sum` writes it: the only check that finds a flipped byte in a picture that still decodes.
+
+Every file that is gone, altered or not listed is named.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipway import files
+from slipway.errors import DataError
+
+_LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
+_MAX_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class DigestList:
+    """What the list says: `names` relative to `root`, and the digest of each, 32 bytes."""
+
+    path: Path
+    root: Path
+    names: pa.Array
+    digests: pa.Array
+
+    def check(self, facts: pa.Table) -> pa.Table:
+        """`inspection.FACTS` with a rule for each file that is not what is listed, and a row more for each that is gone."""
+        names = _names(facts["source"])
+        places = pc.index_in(names, self.names)
+        expected = self.digests.take(places)
+        has_bytes = pc.is_valid(facts["sha256"])
+        # Images inside a table have a name at most, no file.
+        unlisted = np.array(pc.and_(pc.is_null(places), has_bytes))
+        for index in np.flatnonzero(unlisted):
+            unlisted[index] = (self.root / names[index].as_py()).is_file()
+        not_listed = pa.array(unlisted)
+        altered = pc.fill_null(pc.not_equal(facts["sha256"].combine_chunks().cast(pa.binary()), expected), False)
+        rule, detail = facts["rule"].combine_chunks(), facts["detail"].combine_chunks()
+        sound = pc.is_null(rule)
+        also = pc.if_else(altered, "; its SHA-256 is not the one in data.digests, either", "")
+        detail = pc.if_else(sound, detail, pc.binary_join_element_wise(detail, also, ""))
+        for broken, name, text in (
+            (altered, "digest_mismatch", f"its SHA-256 is not the one in {self.path}: the bytes were altered after it was listed"),
+            (not_listed, "not_listed", f"{self.path} does not list it"),
+        ):
+            newly = pc.and_(sound, broken)
+            rule, detail = pc.if_else(newly, name, rule), pc.if_else(newly, text, detail)
+        facts = facts.set_column(facts.schema.get_field_index("rule"), "rule", rule)
+        facts = facts.set_column(facts.schema.get_field_index("detail"), "detail", detail)
+        return pa.concat_tables([facts, self._others(names, facts.schema)])
+
+    def _others(self, seen: pa.Array, schema: pa.Schema) -> pa.Table:
+        """A row for each listed file that is no sample and that is gone or altered."""
+        unseen = np.flatnonzero(np.asarray(pc.invert(pc.is_in(self.names, seen))))
+        records = [record for index in unseen if (record := self._other(self.names[index].as_py(), self.digests[index].as_py()))]
+        return pa.Table.from_pylist(records, schema=schema)
+
+    def _other(self, name: str, digest: bytes) -> dict[str, Any] | None:
+        path = self.root / name
+        empty: dict[str, Any] = {"source": name, "corrections": [], "flags": [], "flag_details": []}
+        if not path.is_file():
+            return empty | {"rule": "missing_file", "detail": f"{self.path} lists it, but {path} does not exist"}
+        if files.sha256_file(path) != digest.hex():
+            return empty | {"rule": "digest_mismatch", "detail": f"its SHA-256 is not the one in {self.path}"}
+        return None
+
+
+def read_digests(path: Path, data_path: Path) -> DigestList:
+    """Read `data.digests`; DataError naming every line that is not one of sha256sum's, and every file listed twice."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"data.digests {str(path)!r} cannot be read: {error}. Expected lines of `sha256sum`, or null.") from error
+    listed: dict[str, str] = {}
+    faults = []
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            faults += [f"  line {number}: {line[:80]!r} is not 'SHA-256  path'"] if line.strip() else []
+        elif listed.setdefault(match[2].removeprefix("./"), match[1].lower()) != match[1].lower():
+            faults.append(f"  line {number}: {match[2]!r} is listed before with another digest")
+    if faults or not listed:
+        shown = "\n".join(faults[:_MAX_SHOWN]) or "  it lists no file"
+        raise DataError(f"data.digests {str(path)!r} has {len(faults)} bad lines, expected what `sha256sum` writes:\n{shown}")
+    root = data_path if data_path.is_dir() else data_path.parent
+    digests = pa.array([bytes.fromhex(digest) for digest in listed.values()], pa.binary())
+    return DigestList(path, root, pa.array(list(listed), pa.string()), digests)
+
+
+def _names(sources: pa.ChunkedArray) -> pa.Array:
+    """Sources as the list has them: without the row number that a table puts before the path."""
+    return pc.replace_substring_regex(sources.combine_chunks(), r"^\d+:", "")

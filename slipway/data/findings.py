@@ -1,0 +1,88 @@
+"""What the rules found, in columns: which samples are refused, and which are kept under a flag."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipway.data import rules
+from slipway.data.rows import QUARANTINE
+from slipway.params import Action, RuleParams
+
+FINDINGS = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("source", "rule", "detail", "severity")])
+
+
+class Findings:
+    """Collects tables of FINDINGS, one for the refused samples and one for the flagged ones."""
+
+    def __init__(self, chosen: RuleParams) -> None:
+        self._chosen = chosen
+        self._refused: list[pa.Table] = [FINDINGS.empty_table()]
+        self._flagged: list[pa.Table] = [FINDINGS.empty_table()]
+        self.num_refused = 0
+
+    def action(self, rule: str) -> Action:
+        """What the params say of a rule."""
+        return rules.action(rule, self._chosen)
+
+    def apply(self, rows: pa.Table, broken: pa.Array, rule: str, details: pa.Array) -> pa.Table:
+        """Refuse or flag the rows where `broken`, with one detail for each of them; the rows that are left."""
+        sources = rows["source"].filter(broken)
+        if self.action(rule) == "refuse":
+            self.refuse(sources, rule, details)
+            return rows.filter(pc.invert(broken))
+        self.flag(sources, rule, details)
+        return rows
+
+    def refuse(self, sources: pa.ChunkedArray, rule: str, details: pa.Array | str) -> None:
+        """Refuse samples under one rule, with a detail for each or one for all."""
+        self._refused.append(_findings(sources, rule, details, rules.severity(rule)))
+        self.num_refused += len(sources)
+
+    def refuse_table(self, facts: pa.Table) -> None:
+        """Refuse the samples of `inspection.FACTS` under the rules that are in it."""
+        self._refused.append(_table(facts["source"], facts["rule"], facts["detail"], "error"))
+        self.num_refused += facts.num_rows
+
+    def flag(self, sources: pa.ChunkedArray, rule: str, details: pa.Array | str) -> None:
+        """Flag kept samples, if the params do not say that the rule is off."""
+        if self.action(rule) == "flag":
+            self._flagged.append(_findings(sources, rule, details, "flag"))
+
+    def flag_table(self, facts: pa.Table) -> None:
+        """Take over the flags of `inspection.FACTS`."""
+        flags = facts["flags"].combine_chunks()
+        sources = facts["source"].take(pc.list_parent_indices(flags))
+        self._flagged.append(_table(sources, pc.list_flatten(flags), pc.list_flatten(facts["flag_details"].combine_chunks()), "flag"))
+        kept = pa.concat_tables(self._flagged)
+        self._flagged = [kept.filter(pc.is_in(kept["source"], facts["source"].combine_chunks()))]  # a flagged one may be refused later
+
+    def flags_of(self, sources: pa.ChunkedArray) -> pa.Array:
+        """A list of flags for each of the sources, by name."""
+        table = pa.concat_tables(self._flagged)
+        places = np.asarray(pc.index_in(table["source"], sources.combine_chunks()))
+        names = table["rule"].combine_chunks()
+        order = np.lexsort([np.asarray(pc.rank(names, tiebreaker="dense")), places]) if len(names) else np.zeros(0, np.int64)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=len(sources)))]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(order)))
+
+    def quarantine(self) -> pa.Table:
+        """`rows.QUARANTINE`, by rule and source."""
+        return _sorted(self._refused).select(QUARANTINE.names).cast(QUARANTINE)
+
+    def flagged(self) -> pa.Table:
+        """FINDINGS of the kept rows, by rule and source."""
+        return _sorted(self._flagged)
+
+
+def _sorted(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).sort_by([("rule", "ascending"), ("source", "ascending"), ("detail", "ascending")])
+
+
+def _findings(sources: pa.ChunkedArray, rule: str, details: pa.Array | str, severity: str) -> pa.Table:
+    count = len(sources)
+    each = pa.array([details] * count, pa.string()) if isinstance(details, str) else details
+    return _table(sources, pa.array([rule] * count, pa.string()), each, severity)
+
+
+def _table(sources: pa.Array, names: pa.Array, details: pa.Array, severity: str) -> pa.Table:
+    return pa.table([sources, names, details, pa.array([severity] * len(sources), pa.string())], schema=FINDINGS)

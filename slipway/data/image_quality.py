@@ -1,0 +1,83 @@
+"""Is a picture blurred, dark, bright or constant, and what does it look like small? Measured on a sample of its rows.
+
+Decoding a picture takes 0.3 ms, so its measures may take a few hundredths. They are taken from strips spread over the picture's
+height; a measure that would break a rule is taken again on every pixel, so a rule never refuses or flags by sampling.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+THUMBNAIL_PX = 16
+_ROWS_PER_CELL = 4  # of a thumbnail; with 2 the crops of a twentieth are missed four times as often
+_STRIPS = 8  # of three adjacent rows, for the Laplacian; the middle one is a row of the thumbnail
+_SMALLEST_SAMPLED_PX = 8 * THUMBNAIL_PX  # a picture of fewer rows is measured whole
+_SMALLEST_BLURRED_PX = 3  # the Laplacian needs neighbours
+
+Pixels = NDArray[np.uint8]  # (H, W) grey or (H, W, 4) RGBA, [0, 255]
+
+cv2.setNumThreads(1)  # the pictures are spread over processes already
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Measures of one picture in grey levels of [0, 255]; `laplacian` is its variance, None for a side below 3 pixels."""
+
+    mean: float
+    std: float
+    laplacian: float | None
+
+
+def grey(pixels: Pixels) -> Pixels:
+    """(H, W) grey of (H, W) or (H, W, 4); alpha plays no part."""
+    if pixels.ndim == 2:
+        return np.ascontiguousarray(pixels)
+    return np.asarray(cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGBA2GRAY), np.uint8)
+
+
+def measure(pixels: Pixels) -> tuple[Quality, Pixels]:
+    """The sampled measures, and the (16, 16) grey thumbnail."""
+    height = pixels.shape[0]
+    if height < _SMALLEST_SAMPLED_PX:
+        whole = grey(pixels)
+        return quality(whole), _thumbnail(whole)
+    rows, thumbnail_rows = _sampled_rows(height)
+    sampled = grey(pixels[rows])
+    strips = sampled[: 3 * _STRIPS]
+    return _quality(strips, lambda laplacian: laplacian[1::3]), _thumbnail(sampled[thumbnail_rows])
+
+
+def quality(whole: Pixels) -> Quality:
+    """The measures on every pixel of (H, W) grey."""
+    return _quality(whole, lambda laplacian: laplacian)
+
+
+def _quality(pixels: Pixels, valid_rows: Callable[[NDArray[np.int16]], NDArray[np.int16]]) -> Quality:
+    mean, std = cv2.meanStdDev(pixels)
+    if min(pixels.shape) < _SMALLEST_BLURRED_PX:
+        return Quality(float(mean[0, 0]), float(std[0, 0]), None)
+    laplacian = valid_rows(np.asarray(cv2.Laplacian(pixels, cv2.CV_16S), np.int16))
+    # The Laplacian's mean is next to 0 (it sums to 0 but for the border), so its mean square is its variance.
+    return Quality(float(mean[0, 0]), float(std[0, 0]), float(cv2.norm(laplacian, cv2.NORM_L2SQR)) / laplacian.size)
+
+
+@lru_cache(maxsize=256)
+def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows to take: first the strips, then what the thumbnail needs beside them; and which of those taken make the thumbnail."""
+    num_rows = THUMBNAIL_PX * _ROWS_PER_CELL
+    spread = ((np.arange(num_rows) + 0.5) * height / num_rows).astype(np.intp)
+    in_strips = np.arange(num_rows // _STRIPS // 2, num_rows, num_rows // _STRIPS)
+    strips = (spread[in_strips][:, None] + np.arange(-1, 2)).ravel()
+    others = np.delete(np.arange(num_rows), in_strips)
+    places = np.empty(num_rows, np.intp)
+    places[in_strips] = np.arange(1, 3 * _STRIPS, 3)
+    places[others] = 3 * _STRIPS + np.arange(len(others))
+    return np.concatenate([strips, spread[others]]), places
+
+
+def _thumbnail(pixels: Pixels) -> Pixels:
+    return np.asarray(cv2.resize(pixels, (THUMBNAIL_PX, THUMBNAIL_PX), interpolation=cv2.INTER_AREA), np.uint8)

@@ -1,0 +1,34 @@
+"""What bytes that are no readable image may be instead, by how they begin."""
+
+_SIGNATURES = {
+    b"\xff\xd8\xff": "a JPEG whose header is damaged",
+    b"\x89PNG": "a PNG whose header is damaged",
+    b"RIFF": "a WebP whose header is damaged, or a sound",
+    b"II*\0": "a TIFF whose header is damaged",
+    b"MM\0*": "a TIFF whose header is damaged",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x00\x00\x01\x00": "an icon",
+    b"8BPS": "a Photoshop file",
+}
+
+
+def looks_like(payload: bytes) -> str:
+    """What bytes that are not a readable image may be instead."""
+    for signature, name in _SIGNATURES.items():
+        if payload.startswith(signature):
+            return name
+    if payload[4:8] == b"ftyp":
+        return "a HEIC or AVIF image, or a film"
+    head = payload[:64]
+    if not head.strip(b"\0"):
+        return "zero bytes"
+    text = head.decode(errors="ignore")
+    is_whole = len(text.encode()) >= len(head) - 3  # the last character may be cut
+    if is_whole and all(character.isprintable() or character.isspace() for character in text):
+        return f"text: {text[:24]!r}"
+    return "binary data"

@@ -1,0 +1,264 @@
+"""Which pictures look the same: re-encoded, rescaled, a little cropped, brighter or darker.
+
+A picture is known by its 16x16 grey thumbnail. A 64-bit hash (signs of its low DCT frequencies) finds candidates, and the
+correlation of the thumbnails decides. A crop shifts what it shows, so each picture also asks with the hashes of its own crops by a
+twentieth. All sums are of whole numbers, exact in float64: the result depends on the set of pictures and on nothing else.
+
+Candidates share 16 bits of the hash (one of four bands, with the least certain bits tried either way), so the search is linear in
+the number of pictures as long as they differ. What is not found: mirrored or turned pictures, larger crops, borders, captions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.data.image_quality import THUMBNAIL_PX
+
+MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
+MAX_CLUSTER_SHARE = 0.02  # of all pictures in one cluster; a larger one is taken apart at stricter correlations
+MIN_CLUSTER_LIMIT = 8  # below it no cluster is taken apart
+_STRICTER = (0.96, 0.98, 0.99, 0.995)
+
+_CROP = 0.05
+_FINE_CROPS = (0.025, 0.05)
+_BANDS = 4
+_BAND_BITS = 16
+_FLIPPED = ((), (0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2))  # of the least certain bits of a band, by rank
+_MAX_BUCKET = 64  # of candidates for one question; in a larger bucket only the nearest by the other bits
+_CHUNK_ROWS = 1 << 12
+_CHUNK_CANDIDATES = 1 << 21
+_LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
+_BELOW_BAND = np.uint64(64 - _BAND_BITS)
+
+Codes = NDArray[np.uint64]
+Pairs = NDArray[np.int64]  # (P, 2) row numbers, the smaller first, each pair once
+_NONE: Pairs = np.zeros((0, 2), np.int64)
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Pairs that look the same, and how well their thumbnails correlate at the best alignment."""
+
+    pairs: Pairs
+    correlations: NDArray[np.float64]  # (P,)
+
+
+def find_twins(thumbnails: NDArray[np.uint8], max_bits: int) -> Twins:
+    """All near duplicates among (N, 256) thumbnails whose hashes differ in at most `max_bits` of 64."""
+    if not len(thumbnails):
+        return Twins(_NONE, np.zeros(0))
+    candidates = _candidates(hashes(thumbnails), max_bits)
+    correlations = _correlations(thumbnails, candidates)
+    same = correlations >= MIN_CORRELATION
+    return Twins(candidates[same], correlations[same])
+
+
+def clusters(twins: Twins, num_rows: int) -> NDArray[np.int64]:
+    """(N,) the smallest row number among those connected with each row, or -1 for a row that is alone.
+
+    Chains of pairs that each look alike could glue a whole data set together. So a cluster of more than MAX_CLUSTER_SHARE of the rows
+    keeps only its better correlated pairs, step by step, until it is small enough or nothing but copies are left.
+    """
+    limit = max(MIN_CLUSTER_LIMIT, int(num_rows * MAX_CLUSTER_SHARE))
+    pairs, correlations = twins.pairs, twins.correlations
+    roots = _components(pairs, num_rows)
+    for stricter in _STRICTER:
+        too_large = np.bincount(roots, minlength=num_rows) > limit
+        if not too_large.any():
+            break
+        stays = ~too_large[roots[pairs[:, 0]]] | (correlations >= stricter)
+        pairs, correlations = pairs[stays], correlations[stays]
+        roots = _components(pairs, num_rows)
+    alone = np.bincount(roots, minlength=num_rows)[roots] == 1
+    return np.where(alone, -1, roots)
+
+
+def _components(pairs: Pairs, num_rows: int) -> NDArray[np.int64]:
+    """(N,) the smallest row of each row's connected component: labels flow along the pairs, and along themselves."""
+    roots = np.arange(num_rows)
+    while True:
+        before = roots.copy()
+        smaller = np.minimum(roots[pairs[:, 0]], roots[pairs[:, 1]])
+        for side in (0, 1):
+            np.minimum.at(roots, roots[pairs[:, side]], smaller)
+            np.minimum.at(roots, pairs[:, side], smaller)
+        roots = roots[roots]
+        if np.array_equal(roots, before):
+            return roots
+
+
+# Hashes ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """What the search knows of N pictures."""
+
+    plain: Codes  # (N,)
+    crops: Codes  # (W - 1, N) of the crops
+    weakest: NDArray[np.uint8]  # (4, 4, N) the four least certain bits of each band, counted from its highest
+
+
+def hashes(thumbnails: NDArray[np.uint8]) -> Hashes:
+    """Of (N, 256) thumbnails."""
+    parts = [_hash(thumbnails[begin : begin + _CHUNK_ROWS]) for begin in range(0, len(thumbnails), _CHUNK_ROWS)]
+    codes = np.concatenate([part[0] for part in parts], axis=1)
+    return Hashes(codes[0], codes[1:], np.concatenate([part[1] for part in parts], axis=2))
+
+
+def _hash(thumbnails: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.uint8]]:
+    values = thumbnails.astype(np.float32)
+    values -= np.rint(values.mean(axis=1, keepdims=True))
+    frequencies = (values @ _weights()).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
+    plain = np.abs(frequencies[:, 0]).reshape(-1, _BANDS, _BAND_BITS)
+    weakest = np.argsort(plain, axis=2, kind="stable")[:, :, :4].astype(np.uint8)
+    codes = np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64)
+    return codes.T, weakest.transpose(1, 2, 0)
+
+
+@lru_cache(maxsize=1)
+def _weights() -> NDArray[np.float32]:
+    """(256, 64 * W) whole numbers: for each window crop, resize back, and take 64 low frequencies, high and low ones in each band."""
+    cosines = np.cos(np.pi * np.outer(np.arange(9), np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX)
+    order = [(8, 0), *((down, across) for down in range(8) for across in range(8) if (down, across) != (0, 0))]
+    order = [order[index] for band in range(_BANDS) for index in range(band, 64, _BANDS)]
+    columns = []
+    for down, across in [((0.0, 1.0), (0.0, 1.0)), *product(_places_of(_CROP), repeat=2)]:
+        rows_of, columns_of = cosines @ _resampling(*down), cosines @ _resampling(*across)
+        columns += [np.outer(rows_of[i], columns_of[j]).ravel() for i, j in order]
+    basis = np.stack(columns, axis=1)
+    whole: NDArray[np.float32] = np.rint((basis - basis.mean(axis=0)) * _LARGEST_WEIGHT / np.abs(basis).max()).astype(np.float32)
+    return whole
+
+
+def _places_of(crop: float) -> list[tuple[float, float]]:
+    """Where the window of a crop begins and ends: at one side, in the middle, at the other."""
+    return [(crop * shift, 1 - crop * (1 - shift)) for shift in (0.0, 0.5, 1.0)]
+
+
+def _resampling(begin: float, end: float) -> NDArray[np.float64]:
+    """(16, 16): the cells of a window from the cells of the whole, each by the share that it covers."""
+    edges = np.linspace(begin, end, THUMBNAIL_PX + 1) * THUMBNAIL_PX
+    cells = np.arange(THUMBNAIL_PX)
+    overlap = np.clip(np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells), 0, None)
+    return np.asarray(overlap / overlap.sum(axis=1, keepdims=True))
+
+
+# Candidates -----------------------------------------------------------------------------------------------------------------------
+
+
+def _candidates(known: Hashes, max_bits: int) -> Pairs:
+    """Pairs whose hashes differ in at most `max_bits`, one side's being perhaps that of a crop."""
+    bands = [_Band(known.plain, number) for number in range(_BANDS)]
+    found = [bands[0].neighbours(known.plain, max_bits)]
+    for band in bands:
+        for ranks in _FLIPPED:
+            found.append(band.ask(known.plain, band.flips(known, ranks), known.plain, max_bits))
+        for crop in known.crops:
+            found.append(band.ask(crop, None, known.plain, max_bits))
+    return _unique(np.concatenate(found))
+
+
+class _Band:
+    """All rows sorted by the hash as it reads from one of its four bands on, so that equal bands lie together."""
+
+    def __init__(self, plain: Codes, number: int) -> None:
+        self.number = number
+        turned = self._turned(plain)
+        self.order = np.argsort(turned, kind="stable")
+        self.sorted = turned[self.order]
+        keys = (self.sorted >> _BELOW_BAND).astype(np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=1 << _BAND_BITS))])
+
+    def _turned(self, values: Codes) -> Codes:
+        by = np.uint64(self.number * _BAND_BITS)
+        return values if by == 0 else (values << by) | (values >> (np.uint64(64) - by))
+
+    def flips(self, known: Hashes, ranks: tuple[int, ...]) -> Codes | None:
+        """(N,) masks: the bits of the band that are to be asked for the other way round."""
+        if not ranks:
+            return None
+        places = known.weakest[self.number, list(ranks)].astype(np.uint64)
+        return np.asarray(np.bitwise_or.reduce(np.uint64(1) << (np.uint64(63) - places), axis=0))
+
+    def ask(self, asked: Codes, flips: Codes | None, plain: Codes, max_bits: int) -> Pairs:
+        """Pairs of a row and another in the bucket of its (flipped) band, whose hashes differ in at most `max_bits`."""
+        turned = self._turned(asked) if flips is None else self._turned(asked) ^ flips
+        keys = (turned >> _BELOW_BAND).astype(np.int64)
+        begins, ends = self.starts[keys], self.starts[keys + 1]
+        crowded = np.flatnonzero(ends - begins > _MAX_BUCKET)
+        if len(crowded):
+            places = np.searchsorted(self.sorted, turned[crowded])
+            begins[crowded] = np.maximum(begins[crowded], places - _MAX_BUCKET // 2)
+            ends[crowded] = np.minimum(ends[crowded], places + _MAX_BUCKET // 2)
+        return np.concatenate([_NONE, *self._compare(begins, ends, asked, plain, max_bits)])
+
+    def _compare(self, begins: NDArray[np.int64], ends: NDArray[np.int64], asked: Codes, plain: Codes, max_bits: int) -> Iterator[Pairs]:
+        counts = ends - begins
+        groups = np.cumsum(counts) // _CHUNK_CANDIDATES
+        bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(counts)]
+        for first, last in pairwise(bounds):
+            inside = counts[first:last]
+            rows = np.repeat(np.arange(first, last), inside)
+            shifts = begins[first:last] - (np.cumsum(inside) - inside)
+            others = self.order[np.repeat(shifts, inside) + np.arange(len(rows))]
+            near = (np.bitwise_count(asked[rows] ^ plain[others]) <= max_bits) & (rows != others)
+            yield _unique(np.stack([rows[near], others[near]], axis=1))
+
+    def neighbours(self, plain: Codes, max_bits: int) -> Pairs:
+        """Pairs that follow each other in the order: no crowd of equal hashes falls apart for being crowded."""
+        pairs = np.stack([self.order[:-1], self.order[1:]], axis=1)
+        return _unique(pairs[np.bitwise_count(plain[pairs[:, 0]] ^ plain[pairs[:, 1]]) <= max_bits])
+
+
+def _unique(pairs: Pairs) -> Pairs:
+    if not len(pairs):
+        return _NONE
+    codes = np.unique((pairs.min(axis=1) << 32) | pairs.max(axis=1))
+    return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
+
+
+# Verification ---------------------------------------------------------------------------------------------------------------------
+
+
+def _correlations(thumbnails: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.float64]:
+    """(P,) the best correlation of each pair over the crops of either side; once it suffices no further crop is tried."""
+    parts = [pairs[begin : begin + _CHUNK_ROWS] for begin in range(0, len(pairs), _CHUNK_ROWS)]
+    return np.concatenate([np.zeros(0), *(_best(thumbnails[part[:, 0]], thumbnails[part[:, 1]]) for part in parts)])
+
+
+def _best(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.float64]:
+    one, other = (_pictures(side) for side in (first, second))
+    best = _correlation(one, other)
+    for down, across in _crop_weights():
+        undecided = np.flatnonzero(best < MIN_CORRELATION)
+        for cropped, whole in ((one, other), (other, one)):
+            made = down @ cropped[undecided] @ across
+            best[undecided] = np.maximum(best[undecided], _correlation(made, whole[undecided]))
+    return best
+
+
+def _pictures(thumbnails: NDArray[np.uint8]) -> NDArray[np.float64]:
+    return thumbnails.reshape(-1, THUMBNAIL_PX, THUMBNAIL_PX).astype(np.float64)
+
+
+def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(P,) of (P, 16, 16); 0 where one of the two is constant."""
+    first = first - first.mean(axis=(1, 2), keepdims=True)
+    second = second - second.mean(axis=(1, 2), keepdims=True)
+    spread = np.sqrt((first * first).sum(axis=(1, 2)) * (second * second).sum(axis=(1, 2)))
+    return np.asarray((first * second).sum(axis=(1, 2)) / np.where(spread == 0, 1, spread))
+
+
+@lru_cache(maxsize=1)
+def _crop_weights() -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Two (16, 16) for each crop: the first times a picture times the second is the crop, resized back."""
+    found = []
+    for crop in _FINE_CROPS:
+        places = _places_of(crop)
+        found += [(_resampling(*down), _resampling(*across).T) for down in places for across in places]
+    return found

@@ -1,0 +1,106 @@
+"""One hundredth of 10,000 images is corrupted in eight ways: all of them are named, no good one is dropped, the run goes on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from slipway.files import sha256_bytes
+from tests.data.pictures import encode
+from tests.data.test_data_stages import prepare, refusal, run
+
+NUM_IMAGES, NUM_OF_EACH = 10_000, 13
+pytestmark = pytest.mark.slow
+
+
+def flipped(payload: bytes, position: int) -> bytes:
+    return payload[:position] + bytes([payload[position] ^ 0x15]) + payload[position + 1 :]
+
+
+def _garbage(payload: bytes) -> bytes:
+    return np.random.default_rng(len(payload)).integers(128, 256, 300, dtype=np.uint8).tobytes()
+
+
+CORRUPTIONS: dict[str, Callable[[bytes], bytes | None]] = {
+    "empty": lambda payload: b"",
+    "truncated": lambda payload: payload[: len(payload) * 2 // 3],
+    "garbage": _garbage,
+    "wrong extension": lambda payload: b"%PDF-1.7 a document that is called .jpg",
+    "flipped byte": lambda payload: flipped(payload, len(payload) - 20),
+    "zeroed tail": lambda payload: payload[:-60] + bytes(60),
+    "pixel bomb": lambda payload: encode(Image.new("1", (8000, 8000))),
+    "unreadable": lambda payload: None,  # a link to nothing: as root no file is without rights
+}
+RULES = {
+    "empty": {"empty"},
+    "truncated": {"truncated"},
+    "garbage": {"undecodable"},
+    "wrong extension": {"undecodable"},
+    "flipped byte": {"digest_mismatch", "truncated"},
+    "zeroed tail": {"digest_mismatch", "truncated"},
+    "pixel bomb": {"pixel_bomb"},
+    "unreadable": {"missing_file"},
+}
+
+
+def write_images(root: Path) -> dict[str, str]:
+    """10,000 small photographs in two classes, and the kind of each one that was corrupted."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (NUM_IMAGES, 3, 3, 3), dtype=np.uint8)
+    corrupted: dict[str, str] = {}
+    kinds = [kind for kind in CORRUPTIONS for _ in range(NUM_OF_EACH)]
+    chosen = dict(zip(random.choice(NUM_IMAGES, len(kinds), replace=False).tolist(), kinds, strict=True))
+    lines = []
+    for label in ("cat", "dog"):
+        (root / label).mkdir(parents=True)
+    for number in range(NUM_IMAGES):
+        source = f"{('cat', 'dog')[number % 2]}/{number:05}.jpg"
+        payload = encode(Image.fromarray(pixels[number]).resize((24, 20), Image.Resampling.BICUBIC), "JPEG", quality=90)
+        lines.append(f"{sha256_bytes(payload)}  {source}\n")
+        kind = chosen.get(number)
+        if kind is not None:
+            corrupted[source] = kind
+        _write(root / source, payload if kind is None else CORRUPTIONS[kind](payload))
+    (root / "SHA256SUMS").write_text("".join(lines))
+    return corrupted
+
+
+def _write(path: Path, payload: bytes | None) -> None:
+    if payload is None:
+        path.symlink_to("nowhere.jpg")
+    else:
+        path.write_bytes(payload)
+
+
+def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(tmp_path: Path) -> None:
+    corrupted = write_images(tmp_path / "images")
+    changes = {"data__digests": str(tmp_path / "images" / "SHA256SUMS"), "clean__max_pixels": 1_000_000}
+    prepare(tmp_path, tmp_path / "images", **changes)
+    run(tmp_path, "clean")
+    rules = {row["source"]: row["rule"] for row in pq.read_table(tmp_path / "data/clean/quarantine.parquet").to_pylist()}
+    assert set(rules) == set(corrupted)
+    assert {source: rules[source] for source in corrupted if rules[source] not in RULES[corrupted[source]]} == {}
+    kept = pq.read_table(tmp_path / "data/clean/rows.parquet").num_rows
+    assert kept + len(rules) == NUM_IMAGES
+    prepare(tmp_path, tmp_path / "images", clean__max_bad_share=0.01, **changes)
+    text = refusal(tmp_path, "clean")
+    assert f"{len(corrupted)} of 10000 samples are bad" in text
+    assert all(f"  {rule}: " in text for rule in set(rules.values()))
+
+
+def test_without_digests_the_report_says_that_flipped_bytes_go_unseen(tmp_path: Path) -> None:
+    """The twin: some of the flipped bytes decode, so without the list they are kept."""
+    corrupted = write_images(tmp_path / "images")
+    (tmp_path / "images" / "SHA256SUMS").unlink()
+    prepare(tmp_path, tmp_path / "images", clean__max_pixels=1_000_000)
+    run(tmp_path, "clean")
+    refused = set(pq.read_table(tmp_path / "data/clean/quarantine.parquet")["source"].to_pylist())
+    missed = {corrupted[source] for source in set(corrupted) - refused}
+    assert missed
+    assert missed <= {"flipped byte", "zeroed tail"}
+    report = json.loads((tmp_path / "reports/clean.json").read_text())
+    assert "goes unseen" in report["not_checked"]["digest_mismatch"]

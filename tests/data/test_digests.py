@@ -1,0 +1,91 @@
+"""The user's own digests: every file that is altered, gone or not listed is named, and the list itself is checked."""
+
+from pathlib import Path
+
+import pytest
+
+from slipway.data.cleaning import Cleaned, clean_samples, collect
+from slipway.data.digests import read_digests
+from slipway.data.sources import read_samples
+from slipway.errors import DataError
+from slipway.files import sha256_bytes
+from slipway.params import DataParams
+from tests.data.pictures import data_params, picture, write_folder, write_parquet
+from tests.project_params import clean_params
+
+
+@pytest.fixture(name="data")
+def _data(tmp_path: Path) -> DataParams:
+    root = write_folder(tmp_path / "images", {"cat": [picture(0), picture(1)], "dog": [picture(2), picture(3)]})
+    lines = [f"{sha256_bytes(path.read_bytes())}  {path.relative_to(root).as_posix()}\n" for path in sorted(root.rglob("*.png"))]
+    (root / "SHA256SUMS").write_text("".join(lines))
+    return data_params(root, digests=str(root / "SHA256SUMS"))
+
+
+def clean(data: DataParams) -> Cleaned:
+    params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), "off"))
+    listed = read_digests(Path(str(data.digests)), Path(data.path))
+    return collect(clean_samples(read_samples(data, read_files=False), params, 1), params, data.task, listed)
+
+
+def refused(cleaned: Cleaned) -> dict[str, str]:
+    return {row["source"]: row["rule"] for row in cleaned.quarantine.to_pylist()}
+
+
+def test_files_as_they_are_listed_are_kept_and_the_list_is_no_sample(data: DataParams) -> None:
+    cleaned = clean(data)
+    assert (cleaned.num_read, cleaned.rows.num_rows, refused(cleaned)) == (4, 4, {})
+
+
+def test_altered_gone_and_unlisted_files_are_named(data: DataParams) -> None:
+    root = Path(data.path)
+    (root / "cat" / "0.png").write_bytes(picture(7))
+    (root / "dog" / "0.png").unlink()
+    (root / "dog" / "new.png").write_bytes(picture(8))
+    cleaned = clean(data)
+    assert refused(cleaned) == {"cat/0.png": "digest_mismatch", "dog/0.png": "missing_file", "dog/new.png": "not_listed"}
+    assert cleaned.rows.num_rows + cleaned.quarantine.num_rows == cleaned.num_read == 5
+
+
+def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_altered(data: DataParams) -> None:
+    (Path(data.path) / "cat" / "0.png").write_bytes(picture(0)[:-20])
+    [row] = clean(data).quarantine.to_pylist()
+    assert row["rule"] == "truncated"
+    assert row["detail"].endswith("its SHA-256 is not the one in data.digests, either")
+
+
+def test_the_images_that_a_csv_names_are_checked_under_their_path(data: DataParams) -> None:
+    root = Path(data.path)
+    (root / "a.csv").write_text("image,label\ncat/0.png,cat\ndog/0.png,dog\ncat/1.png,cat\ndog/1.png,dog\n")
+    (root / "cat" / "1.png").write_bytes(picture(9))
+    listed = data.model_copy(update={"path": str(root / "a.csv")})
+    assert refused(clean(listed)) == {"2:cat/1.png": "digest_mismatch"}
+
+
+def test_a_listed_table_is_checked_itself_and_not_the_images_inside(tmp_path: Path) -> None:
+    table = write_parquet(tmp_path / "a.parquet", [picture(0), picture(1)], ["cat", "dog"])
+    (tmp_path / "sums").write_text(f"{sha256_bytes(table.read_bytes())}  a.parquet\n")
+    data = data_params(table, digests=str(tmp_path / "sums"))
+    assert refused(clean(data)) == {}
+    (tmp_path / "sums").write_text(f"{'0' * 64} *a.parquet\n")
+    assert refused(clean(data)) == {"a.parquet": "digest_mismatch"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "it lists no file"),
+        ("abc  a.png\n", "line 1: 'abc  a.png' is not 'SHA-256  path'"),
+        (f"{'0' * 64}  a.png\n{'1' * 64}  a.png\n", "line 2: 'a.png' is listed before with another digest"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "sums").write_text(content)
+    with pytest.raises(DataError, match=r"data\.digests") as raised:
+        read_digests(tmp_path / "sums", tmp_path)
+    assert words in str(raised.value)
+
+
+def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_digests(tmp_path / "sums", tmp_path)
