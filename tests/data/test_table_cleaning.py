@@ -206,6 +206,14 @@ def test_the_result_depends_on_no_order_of_rows(tmp_path: Path) -> None:
     assert one.cells.equals(other.cells)
 
 
+def test_a_row_index_is_no_part_of_a_rows_id(tmp_path: Path) -> None:
+    header, *lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
+    indexed = [f",{header}", *(f"{number},{line}" for number, line in enumerate(lines))]
+    path = write_csv(tmp_path / "u.csv", "\n".join(indexed) + "\n")
+    one, other = cleaned(data_params(tmp_path / "t.csv")), cleaned(data_params(path))
+    assert one.cleaned.rows["id"].equals(other.cleaned.rows["id"])
+
+
 def test_a_csv_and_the_same_parquet_give_the_same_ids_and_cells(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv", a_5="")
     pq.write_table(pa.csv.read_csv(path), tmp_path / "t.parquet")
