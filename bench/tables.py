@@ -28,6 +28,7 @@ ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp" / "bench" / "tables"
 RESULT = ROOT / "bench/results/tables.md"
 SIZES = (10_000, 100_000, 1_000_000)
+PARQUET_ROWS = 100_000
 ROUNDS = 5
 PLANTED = 1_000  # one cell in so many rows is text where a number belongs, another is missing
 COLUMNS = (
@@ -78,9 +79,9 @@ def main() -> None:
     for size in SIZES:
         table = make_table(size)
         pyarrow.csv.write_csv(table, SCRATCH / f"{size}.csv", pyarrow.csv.WriteOptions(quoting_style="none"))
-        typed = pyarrow.csv.read_csv(SCRATCH / f"{size}.csv")
-        pq.write_table(typed, SCRATCH / f"{size}.parquet")
-        paths |= {SCRATCH / f"{size}.csv": size, SCRATCH / f"{size}.parquet": size}
+        paths[SCRATCH / f"{size}.csv"] = size
+    pq.write_table(pyarrow.csv.read_csv(SCRATCH / f"{PARQUET_ROWS}.csv"), SCRATCH / f"{PARQUET_ROWS}.parquet")
+    paths[SCRATCH / f"{PARQUET_ROWS}.parquet"] = PARQUET_ROWS
     seconds: dict[Path, list[float]] = {path: [] for path in paths}
     busy: dict[Path, list[float]] = {path: [] for path in paths}
     reading: dict[Path, list[float]] = {path: [] for path in paths}

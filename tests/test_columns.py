@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.columns import MAX_TEXT, Column, ColumnContract, Kind, encode, encode_rows, read_date, read_row
@@ -50,6 +50,7 @@ def json_rows(wanted: ColumnContract) -> st.SearchStrategy[list[dict[str, Any]]]
     return st.lists(st.fixed_dictionaries(cells), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(data: st.DataObject) -> None:
     wanted = data.draw(contracts())
@@ -68,6 +69,7 @@ def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(data: st
     assert np.isfinite(together).all()
 
 
+@settings(deadline=None)
 @given(st.datetimes(min_value=datetime(1, 1, 2), max_value=datetime(9999, 12, 30)))
 def test_a_date_is_its_microseconds_since_1970(moment: datetime) -> None:
     microseconds = (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // datetime.resolution
@@ -78,6 +80,7 @@ def test_a_date_is_its_microseconds_since_1970(moment: datetime) -> None:
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
 
 
+@settings(deadline=None)
 @given(ANYTHING, st.sampled_from(KINDS), st.booleans())
 def test_any_json_value_is_taken_or_refused_by_name(value: Any, kind: Kind, imputed: bool) -> None:
     wanted = contract(column("c", kind, imputed=imputed, categories=["x"] if kind == "category" else []))

@@ -71,8 +71,10 @@ def _tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
 
 
 def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
-    if np.isnan(cells).any():
+    present = ~np.isnan(cells)
+    if present.sum() < _MIN_ROWS:
         return False
+    cells, targets = cells[present], targets[present]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         one, other = (values / np.abs(values).max() for values in (cells - cells.mean(), targets - targets.mean()))
         slope = (one @ other) / (one @ one)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.columns import MAX_TEXT, ColumnType, Kind
 from slipway.data.cells import BAD, FALSE_WORDS, GOOD, TRUE_WORDS, is_missing, typed_column
-from slipway.data.raw_tables import RawColumn
+from slipway.data.raw_tables import RawColumn, is_row_index
 from slipway.params import ColumnParams
 
 USUAL_SHARE = 0.95  # of the present cells that are numbers (or dates) makes a column one of them
@@ -58,8 +58,8 @@ def column_type(guess: ColumnGuess, said: ColumnParams | None, with_bounds: bool
 
 def infer(raw: RawColumn) -> ColumnGuess:
     """What a column holds, by its cells alone."""
-    if not raw.name.strip():
-        return ColumnGuess(raw.name, "ignore", "it has no name: the row index of the program that wrote the file")
+    if is_row_index(raw.name):
+        return ColumnGuess(raw.name, "ignore", "its name is that of a row index of the program that wrote the file")
     if raw.stored == "other":
         return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} has no kind")
     counts = np.bincount(raw.codes + 1, minlength=len(raw.values) + 1)[1:]

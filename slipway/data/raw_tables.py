@@ -6,6 +6,7 @@ cells is named and left out; what makes the file as a whole unreadable is a Data
 
 import csv
 import io
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from slipway.errors import DataError
 Stored = Literal["text", "number", "boolean", "other"]
 DELIMITERS = (",", ";", "\t")
 NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
+_INDEX_NAME = r"\s*|__index_level_\d+__|Unnamed: \d+"  # as pandas writes its row index into files, and reads it back
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 
@@ -54,6 +56,11 @@ class RawTable:
     def num_read(self) -> int:
         """Rows in the file."""
         return len(self.numbers) + len(self.malformed)
+
+
+def is_row_index(name: str) -> bool:
+    """Whether a column's name says that it is the row index of the program that wrote the file."""
+    return re.fullmatch(_INDEX_NAME, name) is not None
 
 
 def read_raw_table(path: Path) -> RawTable:

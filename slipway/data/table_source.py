@@ -13,7 +13,7 @@ import numpy as np
 
 from slipway.columns import ColumnType
 from slipway.data.cells import TypedColumn, row_digests, typed_column
-from slipway.data.raw_tables import RawColumn, RawTable, read_raw_table
+from slipway.data.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
 from slipway.data.samples import visible_entries
 from slipway.errors import DataError, IntegrityError
 from slipway.params import CleanParams, DataParams
@@ -41,9 +41,9 @@ def find_table(data: DataParams) -> Path:
 
 
 def identified_columns(raw: RawTable, data: DataParams) -> list[RawColumn]:
-    """The columns that make a row what it is: all but those that `data.columns` ignores and those without a name."""
+    """The columns that make a row what it is: all but those that `data.columns` ignores and row indices."""
     ignored = {name for name, said in data.columns.items() if said.kind == "ignore"} - {data.target_column}
-    return [column for name, column in raw.columns.items() if name.strip() and name not in ignored]
+    return [column for name, column in raw.columns.items() if not is_row_index(name) and name not in ignored]
 
 
 def read_json_rows(

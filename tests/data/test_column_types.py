@@ -46,8 +46,10 @@ def test_what_cannot_be_an_input_is_ignored_with_the_reason(tmp_path: Path, cell
     assert reason in found.reason
 
 
-def test_a_column_without_a_name_is_the_index_of_another_program(tmp_path: Path) -> None:
-    assert "no name" in guess(tmp_path, ["5", "3"], name="").reason
+@pytest.mark.parametrize("name", ["", " ", "__index_level_0__", "Unnamed: 0"])
+def test_the_row_index_of_another_program_is_no_input(tmp_path: Path, name: str) -> None:
+    assert "row index" in guess(tmp_path, ["5", "3"], name=name).reason
+    assert guess(tmp_path, ["5", "3"], name="index").kind == "number"
 
 
 def test_what_the_user_says_goes_before_what_is_inferred(tmp_path: Path) -> None:

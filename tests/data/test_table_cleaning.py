@@ -179,9 +179,12 @@ def test_columns_without_variation_and_copies_are_no_inputs(tmp_path: Path) -> N
 
 def test_a_column_that_is_the_target_is_leakage(tmp_path: Path) -> None:
     lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
-    rows = [f"{line},{float(line.split(',')[2]) / 1000 + 3}" for line in lines[1:]]
+    copies = [float(line.split(",")[2]) / 1000 + 3 for line in lines[1:]]
+    rows = [f"{line},{copy if number else ''}" for number, (line, copy) in enumerate(zip(lines[1:], copies, strict=True))]
     data = data_params(write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},thousands", *rows]) + "\n"))
     assert notes(cleaned(data)) == {"thousands": "leakage: it is the target, or an exact line of it"}
+    nearly = write_csv(tmp_path / "u.csv", Path(data.path).read_text().replace(f",{copies[5]}", f",{copies[5] + 0.01}", 1))
+    assert notes(cleaned(data_params(nearly))) == {}
     insisted = cleaned(data.model_copy(update={"columns": {"thousands": said("number")}}))
     assert "thousands" in [column.name for column in insisted.types]
     assert "leakage" in notes(insisted)["thousands"]
@@ -204,6 +207,14 @@ def test_the_result_depends_on_no_order_of_rows(tmp_path: Path) -> None:
     one, other = cleaned(data_params(path)), cleaned(data_params(backwards))
     assert one.cleaned.rows.drop(["source"]).equals(other.cleaned.rows.drop(["source"]))
     assert one.cells.equals(other.cells)
+
+
+def test_a_row_index_is_no_part_of_a_rows_id(tmp_path: Path) -> None:
+    header, *lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
+    indexed = [f",{header}", *(f"{number},{line}" for number, line in enumerate(lines))]
+    path = write_csv(tmp_path / "u.csv", "\n".join(indexed) + "\n")
+    one, other = cleaned(data_params(tmp_path / "t.csv")), cleaned(data_params(path))
+    assert one.cleaned.rows["id"].equals(other.cleaned.rows["id"])
 
 
 def test_a_csv_and_the_same_parquet_give_the_same_ids_and_cells(tmp_path: Path) -> None:
