@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slipway.data.assignment import largest_remainder
 from slipway.data.rows import PURGED, ROWS, SPLIT_ROWS
 from slipway.data.split_report import report, summary
-from slipway.data.splitting import Split, split_rows
+from slipway.data.splitting import Split, check_columns, split_rows
 from slipway.errors import DataError
 from slipway.params import SplitParams
 from tests.data.pictures import row
@@ -392,6 +392,18 @@ def test_a_users_own_split_out_of_time_order_is_a_leak() -> None:
     rows = [{**entry, "time": float(place)} for place, entry in enumerate(own())]
     with pytest.raises(DataError, match=r"time order of train/test: 18 rows of test are not later"):
         split(rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "column", "value"), [(("mine", None), "split", "given_split", "val"), ((None, "mine"), "time", "time", 1.0)]
+)
+def test_a_column_that_was_asked_for_and_is_empty_is_refused(
+    names: tuple[str | None, str | None], key: str, column: str, value: Any
+) -> None:
+    with pytest.raises(DataError, match=f"data.{key}_column is 'mine', but no row has a value there"):
+        check_columns(table(classes(5)), *names)
+    check_columns(table([{**row(1), column: value}]), *names)
+    check_columns(table(classes(5)), None, None)
 
 
 # the report
