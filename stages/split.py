@@ -6,7 +6,7 @@ from slipway import files
 from slipway.command import run_stage
 from slipway.data.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
 from slipway.data.split_report import report, summary
-from slipway.data.splitting import split_rows
+from slipway.data.splitting import check_columns, split_rows
 from slipway.params import Params
 from slipway.reports.split_page import split_page
 
@@ -18,7 +18,9 @@ PAGE = Path("reports/split.html")
 
 def run(params: Params) -> None:
     """Split the clean rows; DataError when a split or a class in it is empty, or when there is a leak."""
-    split = split_rows(read_table(CLEAN / "rows.parquet", ROWS), params.split, params.seed)
+    rows = read_table(CLEAN / "rows.parquet", ROWS)
+    check_columns(rows, params.data.split_column, params.data.time_column)
+    split = split_rows(rows, params.split, params.seed)
     described = report(split, params.seed)
     with files.new_directory(SPLIT) as folder:
         write_table(folder / "rows.parquet", split.rows, SPLIT_ROWS)

@@ -55,6 +55,18 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
     return split
 
 
+def check_columns(rows: pa.Table, split_column: str | None, time_column: str | None) -> None:
+    """DataError where a column of splits or times is asked for that no row of `rows.ROWS` has: another way would be taken in silence."""
+    asked = {"given_split": ("data.split_column", split_column), "time": ("data.time_column", time_column)}
+    problems = [
+        f"  {key} is {name!r}, but no row has a value there"
+        for column, (key, name) in asked.items()
+        if name is not None and rows[column].null_count == rows.num_rows
+    ]
+    if problems:
+        raise DataError("columns that decide the split are empty:\n" + "\n".join(problems) + "\nFill them in, or set the key to null.")
+
+
 def count_classes(table: pa.Table) -> dict[str, list[int]]:
     """Rows of each class in train, val and test, by class; empty for a numeric target."""
     counted = table.group_by(["label", "split"]).aggregate([([], "count_all")]).to_pylist()

@@ -205,7 +205,7 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
         (lambda root: root.mkdir(), ["empty folder", "sub-folder per class"]),
         (lambda root: (root.mkdir(), (root / "a.png").touch()), ["1 files (a.png)", "no sub-folder"]),
         (lambda root: (root / "cat").mkdir(parents=True), ["1 sub-folders (cat) without any file"]),
-        (lambda root: root.write_text("x"), ["expected a folder, a .csv or a .parquet file"]),
+        (lambda root: root.write_text("x"), ["expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz"]),
     ],
 )
 def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(tmp_path: Path, make: Any, words: list[str]) -> None:

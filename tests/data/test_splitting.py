@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.data.assignment import largest_remainder
 from slipway.data.rows import PURGED, ROWS, SPLIT_ROWS
 from slipway.data.split_report import report, summary
-from slipway.data.splitting import Split, split_rows
+from slipway.data.splitting import Split, check_columns, split_rows
 from slipway.errors import DataError
 from slipway.params import SplitParams
 from tests.data.pictures import row
@@ -23,6 +23,7 @@ from tests.project_params import split_params
 
 STABLE = split_params(assignment="stable")
 EXACT = split_params(assignment="exact")
+SEVERAL = settings(deadline=None, max_examples=40)  # a deadline would measure the machine
 BOTH = pytest.mark.parametrize("params", [STABLE, EXACT], ids=["stable", "exact"])
 
 
@@ -83,6 +84,7 @@ GOLDEN = "errrrraerraraaaaarrr"  # second letters: tRain, vAl, tEst
 # growth (D4)
 
 
+@SEVERAL
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
 def test_new_unrelated_rows_move_no_old_row(new: set[int], seed: int) -> None:
     old = grown_rows(range(300))
@@ -92,6 +94,7 @@ def test_new_unrelated_rows_move_no_old_row(new: set[int], seed: int) -> None:
     assert {sample_id: after[sample_id] for sample_id in before} == before
 
 
+@SEVERAL
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
 def test_new_rows_of_a_known_group_move_no_old_row_and_go_where_it_is(new: set[int], seed: int) -> None:
     old = [{**entry, "cluster": None} for entry in grown_rows(range(300))]
@@ -332,6 +335,7 @@ def test_equal_times_stay_together() -> None:
     assert all(len(names) == 1 for names in of_time.values())
 
 
+@SEVERAL
 @given(st.lists(st.integers(0, 12), min_size=60, max_size=120), st.lists(st.integers(0, 400), min_size=120, max_size=120))
 def test_no_unit_straddles_a_cut_and_no_row_vanishes(times: list[int], groups: list[int]) -> None:
     rows = [{**row(index, None, 1.0, f"g{groups[index]}"), "time": float(time)} for index, time in enumerate(times)]
@@ -392,6 +396,18 @@ def test_a_users_own_split_out_of_time_order_is_a_leak() -> None:
     rows = [{**entry, "time": float(place)} for place, entry in enumerate(own())]
     with pytest.raises(DataError, match=r"time order of train/test: 18 rows of test are not later"):
         split(rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "column", "value"), [(("mine", None), "split", "given_split", "val"), ((None, "mine"), "time", "time", 1.0)]
+)
+def test_a_column_that_was_asked_for_and_is_empty_is_refused(
+    names: tuple[str | None, str | None], key: str, column: str, value: Any
+) -> None:
+    with pytest.raises(DataError, match=f"data.{key}_column is 'mine', but no row has a value there"):
+        check_columns(table(classes(5)), *names)
+    check_columns(table([{**row(1), column: value}]), *names)
+    check_columns(table(classes(5)), None, None)
 
 
 # the report

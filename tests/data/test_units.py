@@ -2,7 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.data.rows import ROWS
@@ -29,6 +29,7 @@ def by_search(num_nodes: int, edges: Edges) -> list[int]:
     return smallest
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))))))
 def test_components_are_those_of_a_plain_search(graph: tuple[int, Edges]) -> None:
     num_nodes, edges = graph
