@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from slipway import files
@@ -12,6 +13,7 @@ from slipway.columns import Cell, Column, ColumnContract, encode
 from slipway.contract import Task, is_classification
 from slipway.data import packed
 from slipway.data.packed import PackedManifest, TargetScale
+from slipway.data.rows import PACKED_ROWS
 from tests.packed_rows import packed_rows
 
 CLASSES = ["high", "low"]
@@ -61,17 +63,23 @@ def table(num_rows: int, seed: int = 0) -> tuple[dict[str, list[Cell]], NDArray[
     return columns, value
 
 
-def write_packed_table(root: Path, task: Task, num_rows: Mapping[str, int]) -> PackedManifest:
+def write_packed_table(root: Path, task: Task, num_rows: Mapping[str, int], weight: float = 1.0) -> PackedManifest:
     """A packed store of `table`; a class is whether the value is above the training rows' median."""
     columns, values = table(sum(num_rows.values()))
     num_train = num_rows["train"]
     contract = fit_contract({name: cells[:num_train] for name, cells in columns.items()})
     targets = (values < np.median(values[:num_train])).astype(np.float64) if is_classification(task) else values
-    return write_packed(root, task, contract, encode(columns, contract), targets, num_rows)
+    return write_packed(root, task, contract, encode(columns, contract), targets, num_rows, weight)
 
 
 def write_packed(
-    root: Path, task: Task, contract: ColumnContract, inputs: NDArray[np.float32], targets: NDArray[np.float64], num_rows: Mapping[str, int]
+    root: Path,
+    task: Task,
+    contract: ColumnContract,
+    inputs: NDArray[np.float32],
+    targets: NDArray[np.float64],
+    num_rows: Mapping[str, int],
+    weight: float = 1.0,
 ) -> PackedManifest:
     splits, start = {}, 0
     for name, size in num_rows.items():
@@ -80,7 +88,9 @@ def write_packed(
         np.save(root / name / "inputs.npy", inputs[rows])
         ids = [files.sha256_bytes(str(row).encode())[:32] for row in range(start, start + size)]
         sources = [str(row) for row in range(start, start + size)]
-        splits[name] = packed.write_split(root / name, packed_rows(ids, sources, targets[rows]), inputs.shape[1:])
+        written = packed_rows(ids, sources, targets[rows])
+        written = written.set_column(3, PACKED_ROWS.field("weight"), pa.array(np.full(size, weight)))
+        splits[name] = packed.write_split(root / name, written, inputs.shape[1:])
         start += size
     train = targets[: num_rows["train"]]
     manifest = PackedManifest(

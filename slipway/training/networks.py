@@ -141,7 +141,7 @@ class TableNetwork(_Scaled):
         if not is_classification(self.spec.task):
             return answers.mean(dim=1)
         # The mean over submodels less the logarithm of their number, which softmax takes away again.
-        return torch.logsumexp(torch.log_softmax(answers, dim=2), dim=1)
+        return torch.logsumexp(torch.log_softmax(answers.to(torch.float32), dim=2), dim=1)
 
 
 Network = ImageNetwork | TableNetwork

@@ -1,0 +1,64 @@
+"""Whole trainings on a table in real processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway import files
+from slipway.data.augmentation import plan_from_params, write_plan
+from slipway.params import load_params
+from tests.packed_tables import write_packed_table
+from tests.project_params import NO_AUGMENTATION
+from tests.training.conftest import ROOT
+from tests.training.real_runs import run_training, weights_digest
+
+pytestmark = pytest.mark.slow
+ARGUMENTS = {"num_submodels": 4, "num_blocks": 2, "width": 32, "dropout": 0.0, "embedding_size": 8, "num_bins": 24}
+
+
+def write_project(root: Path, weight: float = 1.0, **train: Any) -> Path:
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["data"]["task"] = "table_classification"
+    params["augment"] |= NO_AUGMENTATION
+    params["train"] |= {"network": "tabm", "network_arguments": ARGUMENTS, "epochs": 2, "batch_size": 64, "learning_rate": 0.01}
+    params["train"] |= {"warmup_epochs": 1.0, "devices": 1, "accelerator": "cpu", "precision": "32-true"} | train
+    root.mkdir(exist_ok=True)
+    files.write_text(root / "params.yaml", yaml.safe_dump(params))
+    write_packed_table(root / "data/packed", "table_classification", {"train": 400, "val": 101}, weight=weight)
+    write_plan(root / "data/augmented", plan_from_params(load_params(root / "params.yaml").augment, 7))
+    return root
+
+
+def losses(project: Path) -> tuple[float, float]:
+    metrics = json.loads((project / "metrics/train.json").read_text())
+    return metrics["train_loss"], metrics["val_loss"]
+
+
+def test_two_processes_reach_the_loss_of_one(tmp_path: Path) -> None:
+    one = write_project(tmp_path / "one")
+    two = write_project(tmp_path / "two", devices=2, strategy="ddp")
+    for project in (one, two):
+        done = run_training(project)
+        assert done.returncode == 0, done.stderr
+    assert losses(two) == pytest.approx(losses(one), abs=1e-5)
+
+
+def test_zero_3_in_float16_comes_close(tmp_path: Path) -> None:
+    one = write_project(tmp_path / "one")
+    half = write_project(tmp_path / "half", devices=2, strategy="deepspeed_stage_3", precision="16-mixed")
+    for project in (one, half):
+        done = run_training(project)
+        assert done.returncode == 0, done.stderr
+    assert losses(half) == pytest.approx(losses(one), abs=0.01)
+
+
+def test_equal_weights_of_rows_change_no_bit_and_weights_of_zero_are_refused(tmp_path: Path) -> None:
+    one, four, zero = (write_project(tmp_path / str(weight), weight=weight) for weight in (1.0, 4.0, 0.0))
+    assert run_training(one).returncode == run_training(four).returncode == 0
+    assert weights_digest(one) == weights_digest(four)
+    refused = run_training(zero)
+    assert refused.returncode == 1
+    assert "error: every training row has the weight 0" in refused.stderr
