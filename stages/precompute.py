@@ -3,6 +3,7 @@
 A killed run goes on where it was.
 """
 
+import math
 from pathlib import Path
 
 from slipway import files
@@ -11,6 +12,7 @@ from slipway.contract import is_table
 from slipway.data import packing, sources
 from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.disk_space import check_disk_space, space_needed
+from slipway.data.jpeg_inputs import JPEG
 from slipway.data.packed import SPLITS
 from slipway.data.progress import progress
 from slipway.data.rows import SPLIT_ROWS, read_table
@@ -54,6 +56,10 @@ def _run_images(params: Params) -> None:
         for _ in progress(packed, "precompute", rows.num_rows):
             pass
         files.move_directory(work / "store", PACKED)
+    if form.is_jpeg("train"):
+        found, raw = (PACKED / "train" / JPEG).stat().st_size, counts["train"] * math.prod(form.stored("train").shape)
+        smaller = "" if found < raw else "; precompute.encoding raw is smaller here, lossless and faster"
+        print(f"training images as JPEG take {found / 2**20:,.1f} MiB, as pixels they would take {raw / 2**20:,.1f} MiB{smaller}")
     network = "x".join(map(str, form.network.shape))
     larger = f", training images stored with {form.train_size_px} px" if form.train_size_px != form.network.size_px else ""
     print(f"packed {rows.num_rows} images of {network} into {PACKED}, {form.encoding}{larger}")

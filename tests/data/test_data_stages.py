@@ -116,6 +116,18 @@ def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path
     assert [path.name for path in (tmp_path / ".work" / "precompute").iterdir()] == ["lock"]
 
 
+@pytest.mark.parametrize(("size_px", "says_so"), [(160, False), (8, True)])
+def test_jpeg_says_where_pixels_would_be_smaller(tmp_path: Path, size_px: int, says_so: bool) -> None:
+    write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
+    prepare(tmp_path, tmp_path / "images", precompute__encoding="jpeg", precompute__image_size_px=size_px)
+    run(tmp_path, "clean", "split")
+    process = start(tmp_path, "precompute")
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "training images as JPEG take" in printed
+    assert ("precompute.encoding raw is smaller here" in printed) is says_so
+
+
 TRANSFORM = """
 def halve(image):
     return image.reduce(2), {"width": image.width}
@@ -132,12 +144,12 @@ def test_a_transform_of_the_users_runs_here_and_on_ray_with_the_same_result(tmp_
     changes = {"precompute__transform": "transforms:halve", "precompute__train_size_px": 24, "precompute__num_workers": 2}
     prepare(tmp_path, tmp_path / "images", **changes)
     run(tmp_path, "clean", "split", "precompute")
-    expected = digests(tmp_path, "data/packed")
+    expected = digests(tmp_path, "data")
     table = pq.read_table(tmp_path / "data" / "packed" / "val" / "transform.parquet")
     assert set(table["width"].to_pylist()) == {16}
     prepare(tmp_path, tmp_path / "images", **changes, data__engine="ray")
-    run(tmp_path, "precompute")
-    assert digests(tmp_path, "data/packed") == expected
+    run(tmp_path, "clean", "split", "precompute")
+    assert digests(tmp_path, "data") == expected
     assert list((tmp_path / ".work").glob("ray*")) == []
 
 
