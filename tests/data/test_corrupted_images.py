@@ -27,7 +27,7 @@ def _garbage(payload: bytes) -> bytes:
 
 CORRUPTIONS: dict[str, Callable[[bytes], bytes | None]] = {
     "empty": lambda payload: b"",
-    "truncated": lambda payload: payload[: len(payload) * 2 // 3],
+    "truncated": lambda payload: payload[:-20],
     "garbage": _garbage,
     "wrong extension": lambda payload: b"%PDF-1.7 a document that is called .jpg",
     "flipped byte": lambda payload: flipped(payload, len(payload) - 20),

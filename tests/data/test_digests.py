@@ -48,7 +48,7 @@ def test_altered_gone_and_unlisted_files_are_named(data: DataParams) -> None:
 
 
 def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_altered(data: DataParams) -> None:
-    (Path(data.path) / "cat" / "0.png").write_bytes(picture(0)[:-20])
+    (Path(data.path) / "cat" / "0.png").write_bytes(picture(0)[:-80])
     [row] = clean(data).quarantine.to_pylist()
     assert row["rule"] == "truncated"
     assert row["detail"].endswith("its SHA-256 is not the one in data.digests, either")
@@ -81,7 +81,7 @@ def test_a_listed_table_is_checked_itself_and_not_the_images_inside(tmp_path: Pa
 )
 def test_a_list_that_is_none_is_refused(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "sums").write_text(content)
-    with pytest.raises(DataError, match=r"data\.digests") as raised:
+    with pytest.raises(DataError, match="sha256sum") as raised:
         read_digests(tmp_path / "sums", tmp_path)
     assert words in str(raised.value)
 

@@ -1,0 +1,263 @@
+"""How fast is `clean`, what do near duplicates cost and find, and does time grow with the number of rows?
+
+`python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER` makes 400x300 JPEGs out of the photographs in IMAGES_FOLDER, cleans them with
+decoding, digests, quality rules and near duplicates, and compares that with decoding the same files alone, by the same number of
+processes. It prints and writes one table. CIFAR10_FOLDER holds train.parquet and test.parquet.
+"""
+
+import io
+import multiprocessing
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
+
+from bench.conditions import conditions
+from slipway import files
+from slipway.data.cleaning import clean_samples, collect
+from slipway.data.image_quality import THUMBNAIL_PX, measure
+from slipway.data.near_duplicates import clusters, find_twins
+from slipway.data.parallel import num_cores
+from slipway.data.samples import RawSample
+from slipway.data.sources import read_samples
+from slipway.preprocess import decode_image
+from tests.project_params import PROJECT, clean_params
+
+RESULT = Path("bench/results/cleaning.md")
+NUM_FILES = 6_000
+NUM_ROUNDS = 5
+NUM_PLANTED = 500
+CLEAN = clean_params(max_bad_share=1.0)
+
+
+def write_photographs(sources: list[Path], folder: Path) -> list[Path]:
+    """Crops of the photographs at random places and zooms, mirrored at random, 400x300, quality 90, in one class folder."""
+    random = np.random.default_rng(0)
+    (folder / "a").mkdir(parents=True)
+    originals = [Image.open(path).convert("RGB") for path in sources]
+    for number in range(NUM_FILES):
+        image = originals[number % len(originals)]
+        width = int(random.uniform(0.45, 0.95) * image.width)
+        height = min(width * 3 // 4, image.height)
+        left, top = random.integers(0, [image.width - width + 1, image.height - height + 1]).tolist()
+        part = image.resize((400, 300), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
+        part = part.transpose(Image.Transpose(int(random.integers(0, 2)))) if random.random() < 0.8 else part
+        part.save(folder / "a" / f"{number:05}.jpg", quality=90)
+    return sorted((folder / "a").iterdir())
+
+
+def decode_with_turbo(paths: list[str]) -> int:
+    """simplejpeg alone, as it comes."""
+    return sum(simplejpeg.decode_jpeg(Path(path).read_bytes()).shape[0] for path in paths)
+
+
+def decode_with_pillow(paths: list[str]) -> int:
+    """Pillow alone."""
+    return sum(np.asarray(Image.open(path)).shape[0] for path in paths)
+
+
+def seconds_of_pool(work: Callable[[list[str]], int], paths: list[Path], pool: ProcessPoolExecutor) -> float:
+    """Every core decodes blocks of the files, its processes being there already."""
+    blocks = [[str(path) for path in paths[begin : begin + 128]] for begin in range(0, len(paths), 128)]
+    begin = time.perf_counter()
+    list(pool.map(work, blocks))
+    return time.perf_counter() - begin
+
+
+def seconds_of_clean(folder: Path) -> tuple[float, float]:
+    """Until the last sample was inspected, counted from the first one that came back; and of the comparison of all with all."""
+    samples = read_samples(PROJECT.data.model_copy(update={"path": str(folder)}), read_files=False)
+    begin = 0.0
+    batches: list[pa.RecordBatch] = []
+    for batch in clean_samples(samples, CLEAN, num_cores()):
+        begin = begin or time.perf_counter()
+        batches.append(batch)
+    inspected = time.perf_counter()
+    collect(batches, CLEAN, "image_classification")
+    share = 1 - batches[0].num_rows / sum(batch.num_rows for batch in batches)
+    return (inspected - begin) / share, time.perf_counter() - inspected
+
+
+def speed(folder: Path) -> list[str]:
+    """Lines of the table: images/s of clean, and of decoding alone."""
+    paths = sorted((folder / "a").iterdir())
+    runs: dict[str, list[float]] = {"simplejpeg": [], "Pillow": [], "clean": [], "comparison": []}
+    context = multiprocessing.get_context("spawn")
+    for _ in range(NUM_ROUNDS):
+        with ProcessPoolExecutor(num_cores(), mp_context=context) as pool:
+            list(pool.map(decode_with_pillow, [[str(path)] for path in paths[: 2 * num_cores()]]))
+            runs["simplejpeg"].append(seconds_of_pool(decode_with_turbo, paths, pool))
+            runs["Pillow"].append(seconds_of_pool(decode_with_pillow, paths, pool))
+        inspection, comparison = seconds_of_clean(folder)
+        runs["clean"].append(inspection + comparison)
+        runs["comparison"].append(comparison)
+    ratios = [turbo / clean for turbo, clean in zip(runs["simplejpeg"], runs["clean"], strict=True)]
+    count = len(paths)
+    return [
+        *(f"| {name} | {rate(count, seconds)} |" for name, seconds in runs.items() if name != "comparison"),
+        f"| of clean: comparing all with all | {1e6 * statistics.median(runs['comparison']) / count:.0f} us an image |",
+        f"| clean over simplejpeg alone | {spread(ratios, '{:.0%}')} |",
+        f"| clean over Pillow alone | {spread([p / c for p, c in zip(runs['Pillow'], runs['clean'], strict=True)], '{:.0%}')} |",
+    ]
+
+
+def rate(count: int, seconds: list[float]) -> str:
+    """Images a second with the spread over the rounds."""
+    return spread([count / second for second in seconds], "{:,.0f}") + " images/s"
+
+
+def spread(values: list[float], form: str) -> str:
+    """Median and range."""
+    return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def variants(image: Image.Image, random: np.random.Generator) -> Iterator[tuple[str, Image.Image]]:
+    """What a copy may have gone through."""
+    for quality in (30, 60, 95):
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=quality)
+        yield f"JPEG quality {quality}", Image.open(buffer)
+    for factor in (0.5, 0.75, 1.5, 2.0):
+        size = (int(image.width * factor), int(image.height * factor))
+        yield f"rescaled by {factor}", image.resize(size, Image.Resampling.BICUBIC)
+    for crop in (0.02, 0.05):
+        width, height = round(image.width * (1 - crop)), round(image.height * (1 - crop))
+        left, top = random.integers(0, [image.width - width + 1, image.height - height + 1]).tolist()
+        yield f"cropped by {crop:.0%} of each side", image.crop((left, top, left + width, top + height))
+    for factor in (0.7, 0.85, 1.15, 1.3):
+        yield f"brightness times {factor}", ImageEnhance.Brightness(image).enhance(factor)
+
+
+def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
+    """(256,) as clean makes it."""
+    return measure(np.asarray(image.convert("RGBA")))[1].ravel()
+
+
+def planted(images: list[Image.Image], hay: NDArray[np.uint8]) -> dict[str, float]:
+    """The share of planted copies that are found among the thumbnails `hay` and the images' own, by what they went through."""
+    random = np.random.default_rng(1)
+    own = np.stack([thumbnail(image) for image in images])
+    made: dict[str, list[NDArray[np.uint8]]] = {}
+    for image in images:
+        for name, changed in variants(image, random):
+            made.setdefault(name, []).append(thumbnail(changed))
+    twins = find_twins(np.concatenate([hay, own, *(np.stack(copies) for copies in made.values())]), CLEAN.near_duplicate_bits)
+    pairs = set(map(tuple, twins.pairs.tolist()))
+    shares = {}
+    first = len(hay) + len(own)
+    for name, copies in made.items():
+        shares[name] = sum((len(hay) + index, first + index) in pairs for index in range(len(copies))) / len(copies)
+        first += len(copies)
+    return shares
+
+
+def cifar(folder: Path) -> tuple[list[Image.Image], NDArray[np.int64], int]:
+    """The images of both files, train first, their labels, and how many are for training."""
+    tables = [pq.read_table(folder / f"{name}.parquet") for name in ("train", "test")]
+    payloads = [payload for table in tables for payload in table["image"].to_pylist()]
+    images = [decode_image(payload["bytes"] if isinstance(payload, dict) else payload, 10_000) for payload in payloads]
+    labels = np.array([str(label) for table in tables for label in table["label"].to_pylist()])
+    return images, np.unique(labels, return_inverse=True)[1], tables[0].num_rows
+
+
+def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
+    """Lines of the table: what is found, what is not, and what is found that is not there."""
+    images, labels, num_train = cifar(cifar_folder)
+    thumbnails = np.stack([thumbnail(image) for image in images])
+    pairs = find_twins(thumbnails, CLEAN.near_duplicate_bits).pairs
+    crossing = pairs[(pairs[:, 0] < num_train) & (pairs[:, 1] >= num_train)]
+    strange = pairs[labels[pairs[:, 0]] != labels[pairs[:, 1]]]
+    chosen = np.random.default_rng(0).choice(num_train, NUM_PLANTED, replace=False)
+    small = planted([images[index] for index in chosen], np.delete(thumbnails, chosen, axis=0))
+    large = planted([Image.open(path).convert("RGB") for path in photographs[:NUM_PLANTED]], thumbnails)
+    num_test = len(images) - num_train
+    leaked = len(np.unique(crossing[:, 1]))
+    return [
+        *(f"| found: {name} | {large[name]:.1%} of 400x300, {small[name]:.1%} of 32x32 |" for name in large),
+        f"| found: all of them | {statistics.mean(large.values()):.1%} of 400x300, {statistics.mean(small.values()):.1%} of 32x32 |",
+        f"| CIFAR-10: rows in a pair | {len(np.unique(pairs)) / len(images):.2%} of {len(images):,} |",
+        f"| CIFAR-10: rows in a pair of two classes | {len(np.unique(strange)) / len(images):.3%} |",
+        f"| CIFAR-10: test rows with a twin in train | {leaked} of {num_test:,}, {leaked / num_test:.2%} |",
+    ]
+
+
+def growth() -> list[str]:
+    """Lines of the table: seconds and memory to compare N rows of facts whose thumbnails are random."""
+    lines = []
+    for count in (20_000, 50_000, 100_000, 200_000, 400_000):
+        random = np.random.default_rng(count)
+        coarse = random.integers(0, 256, (count, 6, 6), dtype=np.uint8)
+        grid = np.linspace(0, 5, THUMBNAIL_PX).round().astype(int)
+        thumbnails = coarse[:, grid][:, :, grid].reshape(count, -1)
+        begin = time.perf_counter()
+        twins = find_twins(thumbnails, CLEAN.near_duplicate_bits)
+        clusters(twins, count)
+        seconds = time.perf_counter() - begin
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        lines.append(f"| near duplicates among {count:,} | {seconds:.1f} s, {1e6 * seconds / count:.0f} us a row, peak {peak:,.0f} MiB |")
+    return lines
+
+
+def growth_of_clean() -> list[str]:
+    """Lines of the table: the whole of clean on tiny images in memory, one process."""
+    lines = []
+    for count in (5_000, 10_000, 20_000, 40_000):
+        begin = time.perf_counter()
+        batches = list(clean_samples(_tiny(count), CLEAN, 1))
+        collect(batches, CLEAN, "image_classification")
+        seconds = time.perf_counter() - begin
+        held = sum(batch.nbytes for batch in batches) / count
+        lines.append(f"| clean, {count:,} images of 16x16, one process | {1e6 * seconds / count:.0f} us and {held:.0f} bytes held a row |")
+    return lines
+
+
+def _tiny(count: int) -> Iterator[RawSample]:
+    random = np.random.default_rng(0)
+    for number in range(count):
+        pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        yield RawSample(str(number), simplejpeg.encode_jpeg(pixels, quality=80), "ab"[number % 2], None, None, None)
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    cifar_folder, sources = Path(sys.argv[1]), sorted(Path(sys.argv[2]).glob("*.jpg"))
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        folder = Path(name) / "photographs"
+        photographs = write_photographs(sources, folder)
+        lines = speed(folder)
+        lines += near_duplicates(cifar_folder, photographs)
+    lines += growth_of_clean() + growth()
+    text = "\n".join(
+        [
+            "# Cleaning images",
+            "",
+            "`python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER`.",
+            f"{NUM_FILES:,} JPEGs of 400x300 (crops of {len(sources)} photographs) in memory, {num_cores()} processes.",
+            f"Each speed is the median of {NUM_ROUNDS} interleaved rounds (smallest to largest), without the start of the processes.",
+            "Growth: one run each, of near duplicates on random thumbnails.",
+            "",
+            "| what | measured |",
+            "|---|---|",
+            *lines,
+            "",
+            conditions("simplejpeg", "pillow", "numpy", "opencv-python-headless", "pyarrow"),
+            "",
+        ]
+    )
+    print(text)
+    files.write_text(RESULT, text)
+
+
+if __name__ == "__main__":
+    main()
