@@ -19,7 +19,7 @@ from slipway.certificate import Certificate, check_certificate, read_certificate
 from slipway.columns import ColumnContract
 from slipway.errors import BundleError, SlipwayError
 from slipway.input_contract import InputContract
-from slipway.preprocess import ImageContract
+from slipway.preprocess import ImageContract, load_transform
 
 
 class InvalidAnswerError(SlipwayError):
@@ -77,9 +77,9 @@ def load_model(settings: Settings) -> ServedModel:
     """Check, select, load and warm up. A SlipwayError says why that is not possible."""
     bundle = load_bundle(settings.bundle)
     bundle.verify()
-    _require_usable_input(bundle.manifest)
     certificate = read_certificate(settings.certificate)
     check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
+    _require_usable_input(bundle.manifest)  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)
     run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)
@@ -99,17 +99,14 @@ def _max_batch_size(settings: Settings, manifest: Bundle) -> int:
 
 
 def _require_usable_input(manifest: Bundle) -> None:
-    """BundleError unless what callers send can be turned here into what the network takes, as in training."""
+    """A SlipwayError unless what callers send can be turned here into what the network takes, as in training."""
     contract = manifest.input
     if isinstance(contract, ColumnContract):
         names = [column.name for column in contract.columns]
         if not names or len(set(names)) < len(names):
             raise BundleError(f"the bundle's columns are {names}, expected one or more different names. Run `dvc repro export`.")
-    elif contract.transform is not None:
-        raise BundleError(
-            f"the bundle's images go through {contract.transform.function}, which this service cannot apply. "
-            f"Train with precompute.transform: null, or serve with a Slipway that can."
-        )
+    else:
+        load_transform(contract)
 
 
 def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:

@@ -31,6 +31,7 @@ ERRORS = {
     "undecodable": 422,
     "truncated": 422,
     "pixel_bomb": 422,
+    "transform_failed": 422,
     "not_a_row": 422,
     "no_rows": 422,
     "unknown_column": 422,

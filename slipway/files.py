@@ -5,6 +5,7 @@ name ending in `.partial` and is removed by the next writer of the same path. Re
 renames: between them there is none, so that a kill may cost the old one, but never leaves half of it.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -100,6 +101,28 @@ def new_directory(path: Path) -> Iterator[Path]:
         if replaced.exists():
             replaced.rename(path)
         raise
+    _sync_directory(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def move_directory(source: Path, path: Path) -> None:
+    """Let the finished directory `source` take the place of `path`; to another file system it is copied."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
+    sync_tree(source)
+    replaced = _partial(path, ".replaced")
+    if path.exists():
+        path.rename(replaced)
+    try:
+        source.rename(path)
+    except OSError as error:
+        if replaced.exists():
+            replaced.rename(path)
+        if error.errno != errno.EXDEV:
+            raise
+        with new_directory(path) as partial:
+            shutil.copytree(source, partial, dirs_exist_ok=True)
+        shutil.rmtree(source)
     _sync_directory(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from slipway import user_function
 from slipway.contract import Contract
 from slipway.errors import ImageError
 
@@ -87,7 +88,28 @@ def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:
     """Encoded image to (size_px, size_px, channels) uint8; ImageError if it cannot be read."""
-    return image_array(decode_image(payload, contract.max_pixels), contract)
+    return array_and_values(payload, contract)[0]
+
+
+def array_and_values(payload: bytes, contract: ImageContract) -> tuple[NDArray[np.uint8], user_function.Values]:
+    """The same array, and what the contract's transform found on the image; {} without one.
+
+    ImageError with the rule `transform_failed` if it fails on this image.
+    """
+    image = decode_image(payload, contract.max_pixels)
+    if contract.transform is None:
+        return image_array(image, contract), {}
+    made, values = user_function.run(contract.transform.function, contract.transform.sha256, image)
+    return image_array(made, contract), values
+
+
+def load_transform(contract: ImageContract) -> None:
+    """Import the contract's transform now, if it has one.
+
+    UnavailableError if it cannot be imported; IntegrityError if its code is not the one that the contract was made with.
+    """
+    if contract.transform is not None:
+        user_function.load(contract.transform.function, contract.transform.sha256)
 
 
 def _flatten(image: Image.Image, channels: int) -> Image.Image:

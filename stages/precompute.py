@@ -1,4 +1,7 @@
-"""Decodes and resizes every image once, or encodes every row of a table, into arrays that training maps into memory."""
+"""Decodes and resizes every image once, or encodes every row of a table, into arrays that training maps into memory.
+
+Images that were packed before a run was killed are not packed again.
+"""
 
 from pathlib import Path
 
@@ -6,16 +9,20 @@ from slipway import files
 from slipway.command import run_stage
 from slipway.contract import is_table
 from slipway.data import packing, sources
+from slipway.data.disk_space import check_disk_space, space_needed
+from slipway.data.packed import SPLITS
 from slipway.data.progress import progress
 from slipway.data.rows import SPLIT_ROWS, read_table
+from slipway.data.store_form import store_form
 from slipway.data.table_files import read_cells
 from slipway.data.table_packing import pack_table
+from slipway.data.work_folder import work_folder
 from slipway.params import Params
-from slipway.preprocess import ImageContract
 
 CLEAN = Path("data/clean")
 SPLIT = Path("data/split")
 PACKED = Path("data/packed")
+WORK = Path(".work/precompute")
 
 
 def run(params: Params) -> None:
@@ -33,22 +40,21 @@ def _run_table(params: Params) -> None:
 
 def _run_images(params: Params) -> None:
     rows = read_table(SPLIT / "rows.parquet", SPLIT_ROWS)
-    wanted = params.precompute
-    contract = ImageContract(
-        kind="images",
-        size_px=wanted.image_size_px,
-        channels=wanted.channels,
-        fit=wanted.fit,
-        interpolation=wanted.interpolation,
-        max_pixels=params.clean.max_pixels,
-        transform=None,
-    )
-    samples = sources.read_samples(params.data, rows["source"].to_pylist())
-    with files.new_directory(PACKED) as folder:
-        packed = packing.pack(samples, rows, contract, params.data.task, folder, wanted.num_workers)
+    wanted, task = params.precompute, params.data.task
+    form = store_form(wanted, params.clean.max_pixels)
+    counts = {split: rows["split"].to_pylist().count(split) for split in SPLITS}
+    with work_folder(WORK, packing.packing_key(rows, form, task), "precompute") as work:
+        check_disk_space(space_needed(form, counts), work, PACKED)
+        packed = packing.pack(
+            lambda wanted_sources: sources.read_samples(params.data, wanted_sources),
+            rows, form, task, work, wanted.num_workers, params.data.engine,
+        )  # fmt: skip
         for _ in progress(packed, "precompute", rows.num_rows):
             pass
-    print(f"packed {rows.num_rows} images of {contract.size_px}x{contract.size_px}x{contract.channels} into {PACKED}")
+        files.move_directory(work / "store", PACKED)
+    network = "x".join(map(str, form.network.shape))
+    larger = f", training images stored with {form.train_size_px} px" if form.train_size_px != form.network.size_px else ""
+    print(f"packed {rows.num_rows} images of {network} into {PACKED}, {form.encoding}{larger}")
 
 
 if __name__ == "__main__":

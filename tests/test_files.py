@@ -1,5 +1,6 @@
 """Atomic writes, digests and locks, with real processes where they matter."""
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -117,6 +118,44 @@ def test_a_directory_that_fails_vanishes_and_the_old_one_stays(tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         _fill_and_stop(tmp_path / "out")
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["out", "out/old"]
+
+
+@pytest.mark.parametrize("is_other_file_system", [False, True])
+def test_a_finished_directory_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_file_system: bool
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    (tmp_path / "work" / "deep").mkdir(parents=True)
+    (tmp_path / "work" / "deep" / "new").write_text("content")
+    rename = Path.rename
+
+    def refusing(source: Path, target: Path) -> Path:
+        if is_other_file_system and source.name == "work":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    files.move_directory(tmp_path / "work", tmp_path / "out")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["out", "out/deep", "out/deep/new"]
+    assert (tmp_path / "out" / "deep" / "new").read_text() == "content"
+
+
+def test_a_directory_that_cannot_be_moved_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("out", "work"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    rename = Path.rename
+
+    def refusing(source: Path, target: Path) -> Path:
+        if source.name == "work":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    with pytest.raises(PermissionError):
+        files.move_directory(tmp_path / "work", tmp_path / "out")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["out", "out/out", "work", "work/work"]
 
 
 HOLD = """

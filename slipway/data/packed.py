@@ -1,8 +1,10 @@
 """The packed store: what the network takes, in arrays that all ranks and workers map into memory once.
 
-data/packed/manifest.json        what is inside, with the SHA-256 of every file
-data/packed/SPLIT/inputs.npy     (N, size_px, size_px, channels) uint8 pixels, or (N, width) float32 encoded columns
-data/packed/SPLIT/rows.parquet   id, source and target of each row, in the same order
+data/packed/manifest.json              what is inside, with the SHA-256 of every file
+data/packed/SPLIT/inputs.npy           (N, size_px, size_px, channels) uint8 pixels, or (N, width) float32 encoded columns
+data/packed/train/inputs.jpeg          instead of it with `precompute.encoding: jpeg`, with offsets.npy (N + 1 int64)
+data/packed/SPLIT/rows.parquet         id, source and target of each row, in the same order
+data/packed/SPLIT/transform.parquet    what `precompute.transform` found on each row, if there is one
 
 Disk instead of time: the store is as large as the raw pixels.
 """
@@ -19,12 +21,15 @@ from numpy.typing import NDArray
 
 from slipway import files
 from slipway.contract import Contract, Task
+from slipway.data.jpeg_inputs import JPEG, OFFSETS, JpegInputs
 from slipway.data.randomness import id_keys
 from slipway.data.rows import PACKED_ROWS, read_table, write_table
+from slipway.data.transform_table import TRANSFORM_TABLE
 from slipway.errors import IntegrityError, SchemaError
 from slipway.input_contract import InputContract as InputContract
 
 SPLITS = ("train", "val", "test")
+_PIXELS = "inputs.npy"
 
 
 class Inputs(Protocol):
@@ -92,9 +97,10 @@ class PackedSplit:
 
 
 def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSplitManifest:
-    """Write the rows (`rows.PACKED_ROWS`) of a split beside the `inputs.npy` that is already in `root`, and digest both."""
+    """Write the rows (`rows.PACKED_ROWS`) of a split beside the inputs that are already in `root`, and digest all of its files."""
     write_table(root / "rows.parquet", rows, PACKED_ROWS)
-    digests = {name: files.sha256_file(root / name) for name in ("inputs.npy", "rows.parquet")}
+    names = (_PIXELS, JPEG, OFFSETS, "rows.parquet", TRANSFORM_TABLE)
+    digests = {name: files.sha256_file(root / name) for name in names if (root / name).exists()}
     return PackedSplitManifest(rows=rows.num_rows, shape=list(shape), files=digests)
 
 
@@ -120,7 +126,7 @@ def open_split(root: Path, manifest: PackedManifest, split: str, *, verify: bool
     if verify:
         _verify(folder, expected)
     table = read_table(folder / "rows.parquet", PACKED_ROWS)
-    inputs = _map_inputs(folder / "inputs.npy")
+    inputs = open_inputs(folder, tuple(expected.shape))
     if len(inputs) != expected.rows or table.num_rows != expected.rows or list(inputs.shape[1:]) != expected.shape:
         raise SchemaError(
             f"{folder} has inputs {inputs.shape} and {table.num_rows} rows, expected {expected.rows} of {expected.shape}. "
@@ -136,7 +142,11 @@ def open_split(root: Path, manifest: PackedManifest, split: str, *, verify: bool
     )
 
 
-def _map_inputs(path: Path) -> Inputs:
+def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
+    """The inputs of a split's folder, mapped and not read; SchemaError if they are not readable."""
+    if (folder / JPEG).exists():
+        return JpegInputs(folder, row_shape)
+    path = folder / _PIXELS
     try:
         inputs: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""An ordered map over processes: bounded memory, the same result for any number of workers.
+"""An ordered map over processes of this machine or of a Ray cluster: bounded memory, the same result for any number of workers.
 
 Only a few chunks are on their way at a time, so a stream of any length can go through. A worker ends with
 its parent, even when that is killed.
@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from slipway.data.cores import num_cores
+from slipway.data.ray_engine import map_on_ray
 from slipway.errors import UnavailableError
 
+Engine = Literal["local", "ray"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _CHUNK_ITEMS = 256
@@ -25,19 +28,17 @@ _CHUNK_BYTES = 4 << 20
 _CHUNKS_PER_WORKER = 2
 
 
-def num_cores() -> int:
-    """The number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def ordered_map(
-    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, item_bytes: Callable[[Item], int]
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, item_bytes: Callable[[Item], int], engine: Engine = "local"
 ) -> Iterator[Result]:
     """`function` of each item, in order. `num_workers` 0 means one per core, and 1 runs in this very process.
 
-    What fits into one chunk is not worth a process and runs here too. `function`, items and results must be picklable.
+    What fits into one chunk is not worth a process and runs here too; with the engine "ray" everything runs on the cluster.
+    `function`, items and results must be picklable.
     """
     chunks = _chunks(items, item_bytes)
+    if engine == "ray":
+        return map_on_ray(function, chunks, num_workers)
     head = list(itertools.islice(chunks, 2))
     if num_workers == 1 or len(head) < 2:
         return (function(item) for chunk in itertools.chain(head, chunks) for item in chunk)

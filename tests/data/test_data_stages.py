@@ -1,5 +1,6 @@
 """The four data stages as a user runs them: real processes in a folder of their own."""
 
+import json
 import os
 import shutil
 import signal
@@ -78,29 +79,49 @@ def test_digits_go_the_whole_way_twice_with_the_same_result(tmp_path: Path) -> N
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_killed_precompute_leaves_nothing_half_written_and_a_rerun_is_the_same(tmp_path: Path) -> None:
-    write_folder(
-        tmp_path / "images", {label: [picture(1000 * number + seed, 32) for seed in range(300)] for number, label in enumerate("ab")}
-    )
-    prepare(tmp_path, tmp_path / "images", precompute__image_size_px=128, precompute__channels=3)
+def finished_rows(folder: Path) -> set[int]:
+    """The rows that the unfinished work has written down."""
+    markers = (folder / ".work" / "precompute").glob("*/shards/*.json")
+    return {number for marker in markers for number in json.loads(marker.read_text())["numbers"]}
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path: Path, encoding: str) -> None:
+    classes = {label: [picture(10_000 * number + seed, 32) for seed in range(1500)] for number, label in enumerate("ab")}
+    write_folder(tmp_path / "images", classes)
+    prepare(tmp_path, tmp_path / "images", precompute__image_size_px=160, precompute__channels=3, precompute__encoding=encoding)
     run(tmp_path, "clean", "split", "precompute")
     packed = tmp_path / "data" / "packed"
     expected = digests(tmp_path, "data/packed")
     shutil.rmtree(packed)
-    killed = 0
-    for seconds in (0.0, 0.3, 0.6):
+    killed, seen = 0, [0]
+    while killed < 3:
         process = start(tmp_path, "precompute")
-        while process.poll() is None and not list(packed.parent.glob("packed.*.partial/train/inputs.npy")):
+        while process.poll() is None and len(finished_rows(tmp_path)) <= seen[-1]:
             time.sleep(0.005)
-        time.sleep(seconds)
         process.kill()
         process.communicate()
-        killed += process.returncode == -signal.SIGKILL
-        assert not packed.exists() or digests(tmp_path, "data/packed") == expected
-    assert killed
-    run(tmp_path, "precompute")
+        if process.returncode != -signal.SIGKILL:
+            break
+        assert not packed.exists()
+        killed += 1
+        seen.append(len(finished_rows(tmp_path)))
+    assert killed >= 2
+    assert seen == sorted(set(seen)), "every run added to what was there"
+    if not packed.exists():
+        run(tmp_path, "precompute")
     assert digests(tmp_path, "data/packed") == expected
-    assert [path.name for path in packed.parent.glob("packed*")] == ["packed"]
+    assert [path.name for path in (tmp_path / ".work" / "precompute").iterdir()] == ["lock"]
+
+
+def test_two_precomputes_at_once_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
+    prepare(tmp_path, tmp_path / "images")
+    run(tmp_path, "clean", "split")
+    with files.lock(tmp_path / ".work" / "precompute" / "lock", "precompute"):
+        errors = refusal(tmp_path, "precompute")
+    assert f"precompute is already running as process {os.getpid()}" in errors
+    run(tmp_path, "precompute")
 
 
 def test_too_much_bad_data_fails_and_keeps_the_list_for_the_user(tmp_path: Path) -> None:

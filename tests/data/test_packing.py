@@ -1,6 +1,6 @@
 """Packing: the same bytes for any number of workers, statistics of the training split alone, altered data refused."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,16 @@ import pytest
 from slipway import files
 from slipway.contract import Task
 from slipway.data.packed import open_split, read_manifest
-from slipway.data.packing import channel_statistics, check_disk_space, pack
+from slipway.data.packing import channel_statistics, pack, packing_key
 from slipway.data.rows import SPLIT_ROWS
 from slipway.data.samples import Fault, RawSample
-from slipway.errors import DataError, IntegrityError, UnavailableError
+from slipway.data.store_form import StoreForm
+from slipway.data.work_folder import work_folder
+from slipway.errors import DataError, IntegrityError
 from slipway.preprocess import array_from_bytes
 from tests.data.pictures import CONTRACT, picture, pixels, sample
+
+RAW = StoreForm(network=CONTRACT, train_size_px=CONTRACT.size_px, encoding="raw", jpeg_quality=None)
 
 
 def data_set(count: int, task: Task = "image_classification") -> tuple[list[RawSample], pa.Table]:
@@ -42,10 +46,30 @@ def _row(entry: RawSample, index: int, task: Task) -> dict[str, Any]:
 
 
 def write(
-    root: Path, samples: list[RawSample], rows: pa.Table, num_workers: int = 1, task: Task = "image_classification"
+    root: Path,
+    samples: list[RawSample],
+    rows: pa.Table,
+    num_workers: int = 1,
+    task: Task = "image_classification",
+    form: StoreForm = RAW,
+    asked: list[str] | None = None,
 ) -> dict[str, str]:
-    with files.new_directory(root) as folder:
-        assert sum(1 for _ in pack(samples, rows, CONTRACT, task, folder, num_workers)) == rows.num_rows
+    """Pack into `root` and give the digests of its files; `asked` collects the sources that were read."""
+
+    def read(sources: Collection[str]) -> Iterator[RawSample]:
+        for entry in samples:
+            if entry.source in sources:
+                if asked is not None:
+                    asked.append(entry.source)
+                yield entry
+
+    with work_folder(root.parent / "work", packing_key(rows, form, task), "packing") as work:
+        assert sum(1 for _ in pack(read, rows, form, task, work, num_workers)) == rows.num_rows
+        files.move_directory(work / "store", root)
+    return digests_below(root)
+
+
+def digests_below(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): files.sha256_file(path) for path in sorted(root.rglob("*")) if path.is_file()}
 
 
@@ -141,7 +165,7 @@ def test_all_altered_and_missing_images_are_named_and_nothing_is_left(tmp_path: 
     assert "3: SHA-256" in text
     assert "4: it went away" in text
     assert "5: it is no longer there" in text
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "packed").exists()
 
 
 def test_a_failed_packing_leaves_the_store_before_it(tmp_path: Path) -> None:
@@ -152,7 +176,107 @@ def test_a_failed_packing_leaves_the_store_before_it(tmp_path: Path) -> None:
     assert {name: files.sha256_file(tmp_path / "packed" / name) for name in expected} == expected
 
 
-def test_too_little_disk_space_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    check_disk_space(tmp_path, 1)
-    with pytest.raises(UnavailableError, match=r"needs 1,073,741,888 MiB, .* MiB free"):
-        check_disk_space(tmp_path, 2**50)
+class Killed(BaseException):
+    """Stands for the end of the process, which no `except` of ours may catch."""
+
+
+def pack_and_stop(root: Path, samples: list[RawSample], rows: pa.Table, after: int, form: StoreForm = RAW) -> None:
+    """Pack until `after` samples were read, and leave the work as it is then."""
+
+    def read(_: Collection[str]) -> Iterator[RawSample]:
+        yield from samples[:after]
+        raise Killed
+
+    with pytest.raises(Killed), work_folder(root.parent / "work", packing_key(rows, form, "image_classification"), "packing") as work:
+        list(pack(read, rows, form, "image_classification", work, 1))
+
+
+JPEG_FORM = StoreForm(network=CONTRACT, train_size_px=16, encoding="jpeg", jpeg_quality=90)
+
+
+@pytest.mark.parametrize("form", [RAW, JPEG_FORM], ids=["raw", "jpeg"])
+def test_an_interrupted_packing_goes_on_and_gives_the_same(tmp_path: Path, form: StoreForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.data.shards.SHARD_ROWS", 8)
+    monkeypatch.setattr("slipway.data.parallel._CHUNK_ITEMS", 4)
+    samples, rows = data_set(60)
+    (tmp_path / "a").mkdir()
+    expected = write(tmp_path / "a" / "packed", samples, rows, form=form)
+    pack_and_stop(tmp_path / "packed", samples, rows, 40, form)
+    assert not (tmp_path / "packed").exists()
+    asked: list[str] = []
+    assert write(tmp_path / "packed", samples, rows, form=form, asked=asked) == expected
+    assert set(map(str, range(40, 60))) <= set(asked)
+    assert len(asked) <= 24
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("damage", ["pixels", "jpeg", "marker", "half a marker"])
+def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.data.shards.SHARD_ROWS", 8)
+    monkeypatch.setattr("slipway.data.parallel._CHUNK_ITEMS", 4)
+    samples, rows = data_set(60)
+    (tmp_path / "a").mkdir()
+    expected = write(tmp_path / "a" / "packed", samples, rows, form=JPEG_FORM)
+    pack_and_stop(tmp_path / "packed", samples, rows, 60, JPEG_FORM)
+    work = next(path for path in (tmp_path / "work").iterdir() if path.is_dir())
+    path = {"pixels": work / "store" / "val" / "inputs.npy", "jpeg": work / "shards" / "000002.jpeg"}.get(
+        damage, work / "shards" / "000002.json"
+    )
+    payload = bytearray(path.read_bytes())
+    if damage == "half a marker":
+        path.write_bytes(payload[: len(payload) // 2])
+    else:
+        payload[-300 if damage != "marker" else payload.index(b"numbers") + 16] ^= 1
+        path.write_bytes(payload)
+    asked: list[str] = []
+    assert write(tmp_path / "packed", samples, rows, form=JPEG_FORM, asked=asked) == expected
+    assert len(asked) == 8
+
+
+def test_other_params_begin_anew_and_remove_the_old_work(tmp_path: Path) -> None:
+    samples, rows = data_set(20)
+    pack_and_stop(tmp_path / "packed", samples, rows, 20)
+    old = {path.name for path in (tmp_path / "work").iterdir() if path.is_dir()}
+    asked: list[str] = []
+    write(tmp_path / "packed", samples, rows, form=JPEG_FORM, asked=asked)
+    assert len(asked) == 20
+    assert old.isdisjoint(path.name for path in (tmp_path / "work").iterdir())
+
+
+def test_the_key_depends_on_rows_form_and_task_but_not_on_the_order_of_rows() -> None:
+    _, rows = data_set(20)
+    key = packing_key(rows, RAW, "image_classification")
+    assert packing_key(rows.take(list(range(20))[::-1]), RAW, "image_classification") == key
+    others = {
+        packing_key(rows.slice(1), RAW, "image_classification"),
+        packing_key(rows, JPEG_FORM, "image_classification"),
+        packing_key(rows, RAW, "image_regression"),
+    }
+    assert len(others | {key}) == 4
+
+
+def test_training_images_may_be_larger_than_the_others(tmp_path: Path) -> None:
+    samples, rows = data_set(20)
+    write(tmp_path / "packed", samples, rows, form=RAW.model_copy(update={"train_size_px": 12}))
+    manifest = read_manifest(tmp_path / "packed")
+    assert manifest.input == CONTRACT
+    assert {name: split.shape for name, split in manifest.splits.items()} == {"train": [12, 12, 3], "val": [8, 8, 3], "test": [8, 8, 3]}
+    train = open_split(tmp_path / "packed", manifest, "train", verify=True)
+    expected = array_from_bytes(samples[int(train.sources[0])].payload, CONTRACT.model_copy(update={"size_px": 12}))
+    assert np.array_equal(train.inputs[0], expected)
+
+
+def test_only_training_images_are_lossy_and_their_statistics_are_of_what_is_stored(tmp_path: Path) -> None:
+    samples, rows = data_set(40)
+    write(tmp_path / "packed", samples, rows, form=JPEG_FORM)
+    manifest = read_manifest(tmp_path / "packed")
+    for name in ("val", "test"):
+        split = open_split(tmp_path / "packed", manifest, name, verify=True)
+        assert all(
+            np.array_equal(split.inputs[index], array_from_bytes(samples[int(source)].payload, CONTRACT))
+            for index, source in enumerate(split.sources)
+        )
+    train = open_split(tmp_path / "packed", manifest, "train", verify=True).inputs
+    assert train.shape == (20, 16, 16, 3)
+    assert manifest.mean == pytest.approx((train[:] / 255).mean((0, 1, 2)).tolist(), abs=1e-12)
+    assert manifest.std == pytest.approx((train[:] / 255).std((0, 1, 2)).tolist(), abs=1e-12)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.data.parallel import num_cores, ordered_map
+from slipway.data.cores import num_cores
+from slipway.data.parallel import ordered_map
 from slipway.errors import DataError, UnavailableError
 
 

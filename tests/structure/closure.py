@@ -14,6 +14,9 @@ import ruamel.yaml
 PACKAGES = ("slipway", "stages", "serving")
 # verify starts the service as a process of its own, which is a dependency that no import shows.
 STARTED_BY = {"verify": ["serving/service.py"]}
+# The user's functions are imported by a name in params.yaml: by precompute, and by the service that verify starts.
+USERS_CODE = "transforms"
+RUNS_USERS_CODE = ("precompute", "verify")
 
 
 def imported_modules(source: str) -> Iterator[str]:
@@ -65,8 +68,8 @@ def rewrite(root: Path) -> None:
     path = root / "dvc.yaml"
     content = yaml.load(path.read_text())
     for name, stage in content["stages"].items():
-        data = [dependency for dependency in stage["deps"] if not dependency.endswith(".py")]
-        stage["deps"][:] = [*data, *stage_dependencies(root, name)]
+        data = [dependency for dependency in stage["deps"] if not dependency.endswith(".py") and dependency != USERS_CODE]
+        stage["deps"][:] = [*data, *([USERS_CODE] if name in RUNS_USERS_CODE else []), *stage_dependencies(root, name)]
     with path.open("w") as file:
         yaml.dump(content, file)
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slipway.params import Params
-from tests.structure.closure import closure, stage_dependencies
+from tests.structure.closure import RUNS_USERS_CODE, USERS_CODE, closure, stage_dependencies
 
 STAGES = ["clean", "split", "precompute", "augment", "train", "evaluate", "export", "compile", "verify"]
 
@@ -70,6 +70,15 @@ def test_every_stage_runs_as_a_module_of_its_name(pipeline: dict[str, Any]) -> N
 def test_deps_name_the_import_closure(stage: str, root: Path, pipeline: dict[str, Any]) -> None:
     named = [dependency for dependency in pipeline[stage]["deps"] if dependency.endswith(".py")]
     assert named == stage_dependencies(root, stage), "run `make deps`"
+
+
+def test_the_stages_that_run_the_users_functions_depend_on_them(pipeline: dict[str, Any]) -> None:
+    assert {name for name, stage in pipeline.items() if USERS_CODE in stage["deps"]} == set(RUNS_USERS_CODE)
+
+
+def test_only_the_stages_that_run_the_users_functions_reach_their_caller(root: Path) -> None:
+    callers = {"slipway/data/filling.py", "serving/decoding.py"}
+    assert {stage for stage in STAGES if callers & set(stage_dependencies(root, stage))} == set(RUNS_USERS_CODE)
 
 
 @pytest.mark.parametrize("stage", STAGES)

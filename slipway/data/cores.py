@@ -1,0 +1,8 @@
+"""How many things can run at once."""
+
+import os
+
+
+def num_cores() -> int:
+    """The number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
