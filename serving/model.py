@@ -77,9 +77,9 @@ def load_model(settings: Settings) -> ServedModel:
     """Check, select, load and warm up. A SlipwayError says why that is not possible."""
     bundle = load_bundle(settings.bundle)
     bundle.verify()
-    _require_usable_input(bundle.manifest)
     certificate = read_certificate(settings.certificate)
     check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
+    _require_usable_input(bundle.manifest)  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)
     run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)

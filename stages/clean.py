@@ -1,10 +1,6 @@
 """Reads every raw image, or a table, once, and writes down what is kept, what is refused, and why."""
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
 from pathlib import Path
-
-import pyarrow as pa
 
 from slipway import files
 from slipway.command import run_stage
@@ -55,9 +51,7 @@ def _run_images(params: Params, data: DataParams) -> None:
     digests = read_digests(Path(data.digests), Path(data.path)) if data.digests else None
     samples = sources.read_samples(data, read_files=data.engine == "ray")  # a worker elsewhere has no files
     batches = cleaning.clean_samples(samples, params.clean, params.clean.num_workers, data.classes, data.engine)
-    inspected: list[pa.RecordBatch] = []
-    for _ in progress(_each_sample(batches, inspected), "clean", sources.count_samples(data)):
-        pass
+    inspected = progress(batches, "clean", sources.count_samples(data), lambda batch: batch.num_rows)
     cleaned = cleaning.collect(inspected, params.clean, data.task, digests)
     _check(cleaned, params)
     with files.new_directory(CLEAN) as folder:
@@ -65,13 +59,6 @@ def _run_images(params: Params, data: DataParams) -> None:
     report = image_report(cleaned, params.clean, data)
     _report(report, pictures_of(report, data, params.clean.max_pixels), NO_COLUMNS)
     print(_summary(cleaned))
-
-
-def _each_sample(batches: Iterable[pa.RecordBatch], inspected: list[pa.RecordBatch]) -> Iterator[None]:
-    """Keep the batches; an item for each sample, for the progress bar."""
-    for batch in batches:
-        inspected.append(batch)
-        yield from repeat(None, batch.num_rows)
 
 
 def _check(cleaned: cleaning.Cleaned, params: Params) -> None:

@@ -1,7 +1,7 @@
 """How far a long pass over the images is: a bar on a terminal, a line every ten seconds in a log."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -10,8 +10,13 @@ _SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
 
 
-def progress(items: Iterable[Item], description: str, num_items: int | None) -> Iterator[Item]:
-    """The same items; how many of `num_items` (None: not known) are through goes to stderr."""
+def progress(
+    items: Iterable[Item], description: str, num_images: int | None, images_in: Callable[[Item], int] = lambda _: 1
+) -> Iterator[Item]:
+    """The same items; how many of `num_images` (None: not known) are through goes to stderr. An item is `images_in(item)` of them."""
     is_terminal = sys.stderr.isatty()
     seconds = 0.1 if is_terminal else _SECONDS_BETWEEN_LINES
-    yield from tqdm(items, desc=description, total=num_items, unit="image", mininterval=seconds, dynamic_ncols=is_terminal)
+    with tqdm(desc=description, total=num_images, unit="image", mininterval=seconds, dynamic_ncols=is_terminal) as bar:
+        for item in items:
+            yield item
+            bar.update(images_in(item))

@@ -167,14 +167,6 @@ def test_columns_that_cannot_be_told_apart_are_not_served(certified: Path, make_
         load_model(make_settings())
 
 
-def test_images_that_need_a_function_that_is_not_here_are_not_served(certified: Path, make_settings: MakeSettings) -> None:
-    transform = TransformContract(function="faces.crop:largest", sha256="0" * 64)
-    changed = write_bundle(certified / "bundle", input=CONTRACT.model_copy(update={"transform": transform}))
-    certify(certified / "certificate.json", changed)
-    with pytest.raises(BundleError, match=r"faces\.crop:largest, which this service cannot apply"):
-        load_model(make_settings())
-
-
 def test_fewer_labels_than_outputs_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
     output = load_bundle(certified / "bundle").manifest.output.model_copy(update={"labels": LABELS[:2]})
     certify(certified / "certificate.json", write_bundle(certified / "bundle", output=output))
