@@ -150,7 +150,10 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 def _read_parquet(path: Path) -> RawTable:
     try:
-        table = pq.read_table(path, partitioning=None, use_threads=False, pre_buffer=False)
+        file = pq.ParquetFile(path, pre_buffer=False)
+        table = file.read(use_threads=False)
+        if table.num_rows != file.metadata.num_rows:  # pyarrow does not compare them
+            raise pa.ArrowInvalid(f"it has {table.num_rows} rows and says that it has {file.metadata.num_rows}")
         table.validate(full=True)  # a damaged file may hold text that is none
         _check_names(path, table.schema.names)
         columns = {name: _stored_column(name, table.column(index)) for index, name in enumerate(table.schema.names)}
