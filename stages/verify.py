@@ -81,7 +81,7 @@ def _payloads(params: Params, rows: "TestRows", bundle: LoadedBundle) -> "Iterat
     wanted, contract = set(rows.sources), bundle.manifest.input
     data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
     if isinstance(contract, ColumnContract):
-        return row_payloads(read_json_rows(data, params.clean, contract.columns, wanted), rows)
+        return row_payloads(read_json_rows(data, contract.columns, wanted), rows)
     return original_payloads(read_samples(data, wanted=wanted), rows)
 
 

@@ -16,7 +16,7 @@ from slipway.data.cells import TypedColumn, row_digests, typed_column
 from slipway.data.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
 from slipway.data.samples import visible_entries
 from slipway.errors import DataError, IntegrityError
-from slipway.params import CleanParams, DataParams
+from slipway.params import DataParams
 
 TABLES = (".parquet", ".pq", ".csv")
 ID_DIGITS = 32  # hex, the beginning of it
@@ -46,9 +46,7 @@ def identified_columns(raw: RawTable, data: DataParams) -> list[RawColumn]:
     return [column for name, column in raw.columns.items() if not is_row_index(name) and name not in ignored]
 
 
-def read_json_rows(
-    data: DataParams, clean: CleanParams, types: Sequence[ColumnType], wanted: Collection[str]
-) -> Iterator[tuple[str, str, JsonRow]]:
+def read_json_rows(data: DataParams, types: Sequence[ColumnType], wanted: Collection[str]) -> Iterator[tuple[str, str, JsonRow]]:
     """(source, id, row) of each of the `wanted` sources, in the order of the file.
 
     Numbers are finite floats, categories text, booleans bool, dates ISO 8601 text, and null where `clean` found nothing that it took.
@@ -65,17 +63,17 @@ def read_json_rows(
     columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
     digests, _ = row_digests(identified_columns(raw, data), rows)
     for row, digest in zip(rows.tolist(), digests, strict=True):
-        cells = {column.name: json_cell(column, typed, clean, row) for column, typed in columns}
+        cells = {column.name: json_cell(column, typed, row) for column, typed in columns}
         yield str(raw.numbers[row]), digest.tobytes().hex()[:ID_DIGITS], cells
 
 
-def json_cell(column: ColumnType, typed: TypedColumn, clean: CleanParams, row: int) -> float | str | bool | None:
-    """One cell as JSON; None where it is missing, of another kind, or out of range (where `clean.rules` make it missing)."""
+def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str | bool | None:
+    """One cell as JSON; None where it is missing, of another kind, or out of range (`clean` drops the bounds where that rule is off)."""
     value: Any = typed.cells[row]
     if column.kind == "category":
         return str(value) or None
     number = float(value)
-    if math.isnan(number) or (clean.rules.out_of_range != "off" and is_out_of_range(column, number)):
+    if math.isnan(number) or is_out_of_range(column, number):
         return None
     if column.kind == "date":
         return str(typed.raw.values[int(typed.raw.codes[row])])

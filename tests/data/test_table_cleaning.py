@@ -262,15 +262,14 @@ def test_json_rows_have_the_ids_and_cells_of_clean(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "\n".join(["n,c,b,d,target", *rows]) + "\n")
     data = data_params(path, columns={"n": said("number", min=1.0)})
     table = cleaned(data, rules={"out_of_range": "flag"})
-    clean = clean_params(rules={"out_of_range": "flag"})
     sources = table.cleaned.rows["source"].to_pylist()
-    found = {source: (row_id, row) for source, row_id, row in read_json_rows(data, clean, table.types, sources)}
+    found = {source: (row_id, row) for source, row_id, row in read_json_rows(data, table.types, sources)}
     expected = dict(zip(sources, table.cleaned.rows["id"].to_pylist(), strict=True))
     assert {source: row_id for source, (row_id, _) in found.items()} == expected
     assert found["1"][1] == {"n": 1.5, "c": None, "b": False, "d": "2026-11-02T10:00:00Z"}
     assert found["0"][1] == {"n": None, "c": "red", "b": True, "d": "2026-11-01T10:00:00Z"}  # 0.5 is out of range
     path.write_text(path.read_text().replace("1.5,NA,no", "1.25,NA,no"))
-    changed = {source: row_id for source, row_id, _ in read_json_rows(data, clean, table.types, ["1", "2"])}
+    changed = {source: row_id for source, row_id, _ in read_json_rows(data, table.types, ["1", "2"])}
     assert changed["1"] != found["1"][0]
     assert changed["2"] == found["2"][0]
 
@@ -279,7 +278,7 @@ def test_json_rows_that_are_gone_are_named(tmp_path: Path) -> None:
     data = data_params(numbered_csv(tmp_path / "t.csv"))
     table = cleaned(data)
     with pytest.raises(IntegrityError, match="1 rows and 0 columns"):
-        list(read_json_rows(data, clean_params(), table.types, ["3", "30"]))
+        list(read_json_rows(data, table.types, ["3", "30"]))
 
 
 def test_the_table_is_found_in_a_folder_and_nothing_else_is_taken(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from slipway.data.table_source import read_json_rows
 from slipway.errors import CellError, DataError, IntegrityError
 from slipway.params import DataParams
 from tests.data.raw_files import cleaned, data_params, write_csv
-from tests.project_params import PROJECT, clean_params
+from tests.project_params import PROJECT
 
 PARAMS = PROJECT.precompute.model_copy(update={"num_quantiles": 5, "max_categories": 3})
 
@@ -113,7 +113,7 @@ def test_a_packed_row_is_bit_for_bit_what_the_service_makes_of_its_json(tmp_path
     assert {column.kind for column in contract.columns} == {"number", "category", "boolean", "date"}
     for name in ("train", "val", "test"):
         split = open_split(tmp_path / "packed", manifest, name, verify=True)
-        sent = {source: (row_id, row) for source, row_id, row in read_json_rows(data, clean_params(), table.types, split.sources)}
+        sent = {source: (row_id, row) for source, row_id, row in read_json_rows(data, table.types, split.sources)}
         served = encode_rows([read_row(sent[source][1], contract) for source in split.sources], contract)
         assert [sent[source][0] for source in split.sources] == split.ids
         assert np.asarray(split.inputs[:]).tobytes() == served.tobytes()

@@ -49,7 +49,7 @@ def table_params(folder: Path, export_params: Params) -> Params:
 def run_hop(folder: Path, params: Params, bundle: LoadedBundle, expected: NDArray[np.float32] | None = None) -> Hop:
     """The hop against `expected`, or against what the graph answers to the rows."""
     sources = {str(number) for number in range(NUM_ROWS)}
-    raw = list(read_json_rows(params.data, params.clean, COLUMNS.columns, sources))
+    raw = list(read_json_rows(params.data, COLUMNS.columns, sources))
     inputs = encode_rows([read_row(row, COLUMNS) for _, _, row in raw], COLUMNS)
     outputs = row_probabilities(inputs) if expected is None else expected
     targets = (np.arange(NUM_ROWS) % 3).astype(np.float64)
@@ -69,7 +69,7 @@ def test_the_service_answers_the_raw_rows_as_the_runtime_answers_the_encoded_one
 
 def test_a_row_that_was_encoded_otherwise_is_found(folder: Path, table_params: Params) -> None:
     bundle = write_bundle(folder / "bundle", row_classifier())
-    raw = read_json_rows(table_params.data, table_params.clean, COLUMNS.columns, {str(number) for number in range(NUM_ROWS)})
+    raw = read_json_rows(table_params.data, COLUMNS.columns, {str(number) for number in range(NUM_ROWS)})
     cells = [read_row(row, COLUMNS) for _, _, row in raw]
     cells[40]["age"] = 41.01
     hop = run_hop(folder, table_params, bundle, row_probabilities(encode_rows(cells, COLUMNS)))
