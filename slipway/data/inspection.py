@@ -5,9 +5,9 @@ cost Python objects.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,15 +107,14 @@ class Inspector:
 
     def _broken(self, sample: RawSample, picture: "_Picture", sampled: Quality) -> Iterator[Fault]:
         """Every rule that the sample breaks by itself, the more serious first."""
-        size = f"{picture.width}x{picture.height} pixels"
         shorter, longer = sorted((picture.width, picture.height))
         if self.classes is not None and sample.label is not None and sample.label not in self.classes:
             yield Fault("unknown_label", f"the class is {sample.label!r}, data.classes has {len(self.classes)} others")
         if shorter < self.params.min_side_px:
-            yield Fault("too_small", f"{size}, clean.min_side_px is {self.params.min_side_px}")
+            yield Fault("too_small", f"{picture.size}, clean.min_side_px is {self.params.min_side_px}")
         if longer > self.params.max_aspect * shorter:
-            yield Fault("odd_aspect", f"{size}, a ratio of {longer / shorter:.1f}, clean.max_aspect is {self.params.max_aspect:g}")
-        ending = PurePosixPath(sample.source).suffix.lower()
+            yield Fault("odd_aspect", f"{picture.size}, a ratio of {longer / shorter:.1f}, clean.max_aspect is {self.params.max_aspect:g}")
+        ending = os.path.splitext(sample.source)[1].lower()
         if _EXTENSIONS.get(ending, picture.image_format) != picture.image_format:
             yield Fault("wrong_extension", f"the name ends in {ending}, the content is {picture.image_format}")
         if _is_suspect(sampled, self.params):
@@ -154,6 +153,10 @@ class _Picture(NamedTuple):
     height: int
     image_format: str
     orientation: int
+
+    @property
+    def size(self) -> str:
+        return f"{self.width}x{self.height} pixels"
 
 
 def _decode(payload: bytes, max_pixels: int, buffer: PixelBuffer) -> _Picture:

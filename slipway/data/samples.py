@@ -7,7 +7,7 @@ Hidden files are no samples.
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +47,8 @@ def loaded(sample: RawSample) -> RawSample:
     if sample.path is None:
         return sample
     payload, fault = read_file(sample.path)
-    return replace(sample, payload=payload, fault=sample.fault or fault, path=None)
+    said = (sample.label, sample.target, sample.group, sample.fault or fault)
+    return RawSample(sample.source, payload, *said, sample.time, sample.weight, sample.given_split, sample.corrections)
 
 
 def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
