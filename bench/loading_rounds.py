@@ -34,7 +34,7 @@ def serve(make: Callable[[], Callable[[], Iterable[int]]]) -> None:
         _timed(batches, 0.0)  # caches are filled, workers started, code compiled
     except BaseException as error:
         traceback.print_exc()
-        print(f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}", flush=True)
+        print(f"failed: {type(error).__name__}: {' '.join(str(error).split())[:60]}", flush=True)
         return
     print("ready", flush=True)
     for _ in sys.stdin:
