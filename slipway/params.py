@@ -156,7 +156,7 @@ class PrecomputeParams(_Section):
     channels: Literal[1, 3]  # 1 grey, 3 RGB
     fit: Literal["stretch", "crop", "pad"]  # how an oblong image becomes a square
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
-    encoding: Literal["raw", "jpeg"]  # of the packed pixels; jpeg is about a tenth of the size, lossy and slower to read
+    encoding: Literal["raw", "jpeg"]  # of the packed pixels; jpeg is about an eighth of the size, lossy and slower to read
     jpeg_quality: Annotated[int, Field(ge=1, le=100)]  # without effect for raw
     transform: str | None  # a function of yours, "package.module:function", on each decoded image; null for none
     num_workers: Annotated[int, Field(ge=0)]  # decoding processes; 0 means one per core

@@ -61,7 +61,7 @@ def _existing(data: DataParams) -> Path:
             "Point it at a folder with one sub-folder per class, at a .csv or .parquet file, or at a .zip, .tar or .tar.gz of these."
         )
     if root.is_dir():
-        table = _table_in(root)
+        table = table_in(root)
         if table is not None:
             return table
         if data.task == "image_regression":
@@ -77,7 +77,7 @@ def _existing(data: DataParams) -> Path:
     return root
 
 
-def _table_in(folder: Path) -> Path | None:
+def table_in(folder: Path) -> Path | None:
     """The table at the top of a folder, if there is one: then DVC watches the images that it names, too."""
     tables = [Path(entry.path) for entry in visible_entries(folder) if entry.is_file() and Path(entry.name).suffix.lower() in TABLES]
     if len(tables) > 1:

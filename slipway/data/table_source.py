@@ -14,11 +14,11 @@ import numpy as np
 from slipway.columns import ColumnType
 from slipway.data.cells import TypedColumn, row_digests, typed_column
 from slipway.data.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
-from slipway.data.samples import visible_entries
+from slipway.data.sources import table_in
+from slipway.data.tables import TABLES
 from slipway.errors import DataError, IntegrityError
 from slipway.params import DataParams
 
-TABLES = (".parquet", ".pq", ".csv")
 ID_DIGITS = 32  # hex, the beginning of it
 
 JsonRow = dict[str, float | str | bool | None]
@@ -30,11 +30,10 @@ def find_table(data: DataParams) -> Path:
     if not root.exists():
         raise DataError(f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). Point it at a .csv or .parquet file.")
     if root.is_dir():
-        tables = [Path(entry.path) for entry in visible_entries(root) if Path(entry.name).suffix.lower() in TABLES]
-        if len(tables) != 1:
-            names = ", ".join(table.name for table in tables) or "none"
-            raise DataError(f"data.path {data.path!r} holds {len(tables)} tables ({names}), expected one. Point data.path at it.")
-        return tables[0]
+        table = table_in(root)
+        if table is None:
+            raise DataError(f"data.path {data.path!r} holds no table at its top. Point it at a .csv or .parquet file for {data.task}.")
+        return table
     if root.suffix.lower() not in TABLES:
         raise DataError(f"data.path {data.path!r} ends in {root.suffix!r}, expected a .csv or .parquet file for {data.task}.")
     return root

@@ -14,6 +14,7 @@ from slipway.data.samples import RawSample
 from slipway.data.sources import count_samples, read_samples
 from slipway.errors import DataError
 from tests.data.pictures import data_params, picture, write_folder, write_parquet
+from tests.project_params import PROJECT
 
 
 def read(path: Path, **changes: Any) -> list[RawSample]:
@@ -173,6 +174,19 @@ def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str)
     again = list(read_samples(data_params(path), wanted))
     assert sorted(again, key=str) == sorted((everything[index] for index in (3, 299, 599)), key=str)
     assert len({sample.source for sample in everything}) == 600
+
+
+@pytest.mark.parametrize("key", sorted(set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "digests", "columns"}))
+def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_alone(tmp_path: Path, key: str) -> None:
+    table = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["1", "2"], other=["2", "1"])
+    changes = {"label_map": {"1": "one"}, "classes": ["1", "3"], "engine": "ray"}
+    found = [(sample.source, sample.payload) for sample in read(table, **{key: changes.get(key, "other")})]
+    assert found == [(sample.source, sample.payload) for sample in read(table)]
+
+
+def test_another_image_column_gives_other_bytes(tmp_path: Path) -> None:
+    table = write_parquet(tmp_path / "a.parquet", [picture(1)], ["1"], other=[picture(2)])
+    assert [sample.payload for sample in read(table, image_column="other")] == [picture(2)]
 
 
 def test_samples_are_counted_where_that_is_cheap(tmp_path: Path) -> None:

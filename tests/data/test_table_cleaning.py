@@ -282,6 +282,9 @@ def test_json_rows_that_are_gone_are_named(tmp_path: Path) -> None:
 
 
 def test_the_table_is_found_in_a_folder_and_nothing_else_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(DataError, match="holds no table"):
+        find_table(data_params(tmp_path))
     path = numbered_csv(tmp_path / "t.csv")
     assert find_table(data_params(tmp_path)) == path
     (tmp_path / "u.csv").write_text("a\n")

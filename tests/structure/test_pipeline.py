@@ -10,6 +10,9 @@ import yaml
 from slipway.params import Params
 from tests.structure.closure import RUNS_USERS_CODE, USERS_CODE, closure, stage_dependencies
 
+# The keys of `data` that decide which bytes a row's `source` stands for. What else `data` says of a row is in `rows.parquet`, so a stage that
+# reads raw bytes again runs for these (tests/data/test_sources.py shows it), and for the rows.
+SAY_WHICH_BYTES = {"data.task", "data.image_column"}
 STAGES = ["clean", "split", "precompute", "augment", "train", "evaluate", "export", "compile", "verify"]
 
 
@@ -20,9 +23,13 @@ def _pipeline(root: Path) -> dict[str, Any]:
 
 
 def attributes_read(source: str) -> set[str]:
-    """The dotted places below `params` that a stage's source reads: "train", "clean.max_pixels", ..."""
+    """The dotted places below `params` that a stage's source reads, each in full: "train", "clean.max_pixels", ..."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    inside = {id(node.value) for node in nodes}
+    for node in nodes:
+        if id(node) in inside:
+            continue
         parts: list[str] = []
         inner: ast.AST = node
         while isinstance(inner, ast.Attribute):
@@ -34,14 +41,14 @@ def attributes_read(source: str) -> set[str]:
 
 
 def is_declared(place: str, declared: list[str]) -> bool:
+    if place == "data" and set(declared) >= SAY_WHICH_BYTES:
+        return True
     return any(place == name or place.startswith(f"{name}.") for name in declared)
 
 
 def undeclared(source: str, declared: list[str]) -> set[str]:
     """Places a stage reads that its `params` in dvc.yaml do not cover; a whole section covers its fields."""
-    places = attributes_read(source)
-    outermost = {place for place in places if not any(other.startswith(f"{place}.") for other in places)}
-    return {place for place in outermost if not is_declared(place, declared) and place not in {"model_dump"}}
+    return {place for place in attributes_read(source) if not is_declared(place, declared) and place != "model_dump"}
 
 
 def test_every_stage_has_a_file_a_params_section_and_a_dvc_entry(root: Path, pipeline: dict[str, Any]) -> None:
@@ -90,6 +97,14 @@ def test_an_undeclared_param_is_noticed() -> None:
     source = "def run(params):\n    use(params.train.epochs, params.clean.max_pixels, params.seed)"
     assert undeclared(source, ["train", "clean.max_pixels"]) == {"seed"}
     assert undeclared(source, ["train.epochs", "seed", "clean.max_bad_share"]) == {"clean.max_pixels"}
+    assert undeclared("def run(params):\n    use(params.train.epochs, params.train)", ["train.epochs"]) == {"train"}
+
+
+def test_a_stage_that_reads_raw_bytes_again_declares_what_says_which() -> None:
+    source = "def run(params):\n    read_samples(params.data, params.data.engine)"
+    assert undeclared(source, ["data.task", "data.image_column", "data.engine"]) == set()
+    assert undeclared(source, ["data.task", "data.image_column"]) == {"data.engine"}
+    assert undeclared("def run(params):\n    read_samples(params.data)", ["data.task"]) == {"data"}
 
 
 def test_the_closure_follows_imports_of_imports(tmp_path: Path) -> None:
