@@ -1,13 +1,15 @@
-"""Writes wine.csv, the embedded table, from scikit-learn's wines: python -m data.demo.make_wine
+"""Writes wine.csv, the embedded table, from scikit-learn's wines, and its first row as a request: python -m data.demo.make_wine
 
-Running it again gives the same file, byte for byte, with the versions in requirements.lock.
+Running it again gives the same files, byte for byte, with the versions in requirements.lock.
 """
 
+import json
 from pathlib import Path
 
 from sklearn.datasets import load_wine
 
 TARGET = Path(__file__).with_name("wine.csv")
+REQUEST = Path(__file__).with_name("wine_row.json")
 
 
 def main() -> None:
@@ -16,6 +18,7 @@ def main() -> None:
     lines = [",".join(["cultivar", *wine.feature_names])]
     lines += [",".join([str(label + 1), *(f"{value:.12g}" for value in row)]) for row, label in zip(wine.data, wine.target, strict=True)]
     TARGET.write_text("\n".join(lines) + "\n")
+    REQUEST.write_text(json.dumps(dict(zip(wine.feature_names, wine.data[0].tolist(), strict=True))) + "\n")
     print(f"{TARGET}: {len(lines) - 1} rows, {TARGET.stat().st_size} bytes")
 
 
