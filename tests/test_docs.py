@@ -1,7 +1,8 @@
-"""docs/params.md names every key of `slipway.params` and nothing else, and the stages that read it."""
+"""The pages say what the code does: every key and its readers, every output of a stage; and every link leads somewhere."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -10,6 +11,10 @@ from slipway.params import Gate, Params
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/params.md").read_text()
+PIPELINE = (ROOT / "docs/pipeline.md").read_text()
+STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def declared_keys(model: type[BaseModel] = Params, place: str = "") -> set[str]:
@@ -49,9 +54,8 @@ def documented_readers(page: str) -> dict[str, set[str]]:
 
 def actual_readers() -> dict[str, set[str]]:
     """The stages of dvc.yaml that name a section, or a key in it, among their params."""
-    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     readers: dict[str, set[str]] = {section: set() for section in Params.model_fields}
-    for stage, content in stages.items():
+    for stage, content in STAGES.items():
         for key in content["params"]:
             readers[key.split(".")[0]].add(stage)
     return readers
@@ -75,3 +79,62 @@ def test_the_stages_that_read_a_section_are_those_of_dvc_yaml() -> None:
 
 def test_a_wrong_reader_would_be_seen() -> None:
     assert documented_readers(PAGE.replace("Read by: `split`\n", "Read by: `train`\n")) != actual_readers()
+
+
+def missing_outputs(page: str) -> set[str]:
+    """Outputs in dvc.yaml that the table of docs/pipeline.md does not name in the row of their stage."""
+    rows = dict(re.findall(r"^\| `(\w+)`(.+)$", page, flags=re.MULTILINE))
+    found = set()
+    for stage, content in STAGES.items():
+        outputs = [*content.get("outs", []), *(next(iter(metric)) for metric in content.get("metrics", []))]
+        found |= {output for output in outputs if f"`{output}" not in rows[stage]}
+    return found
+
+
+def test_the_pipeline_page_names_every_output() -> None:
+    assert missing_outputs(PIPELINE) == set()
+
+
+def test_a_missing_output_would_be_seen() -> None:
+    assert missing_outputs(PIPELINE.replace("`reports/clean.html`", "a page")) == {"reports/clean.html"}
+
+
+def anchors(text: str) -> set[str]:
+    """The headings of a page, as links name them."""
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Links to files that are not there, or to headings that their page lacks."""
+    found = []
+    for name, anchor in LINK.findall(text):
+        target = (page.parent / name) if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            found.append(f"{page.name}: {name}#{anchor}")
+    return found
+
+
+def test_every_link_leads_somewhere() -> None:
+    assert [link for page in PAGES for link in broken_links(page, page.read_text())] == []
+
+
+def test_a_broken_link_would_be_seen() -> None:
+    text = "[a](pipeline.md) [b](gone.md) [c](training.md#tables) [d](training.md#chairs) [e](https://example.org)"
+    assert broken_links(ROOT / "docs/params.md", text) == ["params.md: gone.md#", "params.md: training.md#chairs"]
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, coming = set(), [ROOT / "README.md"]
+    while coming:
+        page = coming.pop()
+        reached.add(page)
+        linked = {(page.parent / name).resolve() for name, _ in LINK.findall(page.read_text()) if name.endswith(".md")}
+        coming += linked - reached - set(coming)
+    assert [page.name for page in PAGES if page not in reached and page.parent.name != "decisions"] == ["CONTRIBUTING.md"]
+
+
+def test_decisions_are_numbered_without_a_gap() -> None:
+    pages = sorted((ROOT / "docs/decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04d}" for number in range(1, len(pages) + 1)]
+    assert [page.read_text().split(".")[0] for page in pages] == [f"# {number}" for number in range(1, len(pages) + 1)]
