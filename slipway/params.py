@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from slipway.contract import Task, is_table, metric_names
+from slipway.contract import Task, is_classification, is_table, metric_names
 from slipway.errors import ParamsError
 from slipway.preprocess import MAX_PIXELS
 
@@ -330,10 +330,31 @@ class Params(_Section):
             problems.append("split.time_cuts is set, but data.time_column is null")
         if self.split.folds and (self.data.time_column or self.data.split_column):
             problems.append(f"split.folds is {self.split.folds}, but data.time_column or data.split_column already says which rows are val")
+        problems += _asked_for_in_vain(self)
         problems += [_describe_gate(name, self.data.task) for name in self.evaluate.gates if name not in metric_names(self.data.task)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+def _asked_for_in_vain(params: Params) -> list[str]:
+    """What is asked for by name and can have no effect for the task."""
+    data, task = params.data, params.data.task
+    found: dict[str, object] = {}
+    if is_table(task):
+        found |= {"precompute.transform": params.precompute.transform, "data.engine": data.engine if data.engine != "local" else None}
+    else:
+        found["data.columns"] = ", ".join(data.columns) or None
+    if not is_classification(task):
+        found |= {"data.label_map": data.label_map or None, "data.classes": data.classes}
+    reasons = {
+        "precompute.transform": "works on images; set it to null",
+        "data.engine": "works on images; set it to local",
+        "data.columns": "is for tables; set it to {}",
+        "data.label_map": "is for classes; set it to {}",
+        "data.classes": "is for classes; set it to null",
+    }
+    return [f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}" for key, value in found.items() if value is not None]
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:

@@ -37,7 +37,10 @@ def run(params: Params) -> None:
 
 
 def _run_table(params: Params, data: DataParams) -> None:
-    table = clean_table(read_raw_table(find_table(data)), data, params.clean)
+    path = find_table(data)
+    if data.digests:
+        read_digests(Path(data.digests), Path(data.path)).check_file(path)
+    table = clean_table(read_raw_table(path), data, params.clean)
     _check(table.cleaned, params)
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)

@@ -31,6 +31,27 @@ def message(changed: dict[str, Any]) -> str:
     return str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("table_classification", {"precompute__transform": "transforms.faces:crop"}),
+        ("table_regression", {"data__engine": "ray"}),
+        ("image_classification", {"data__columns": {"age": {"kind": "number", "min": None, "max": None, "required": False}}}),
+        ("image_regression", {"data__label_map": {"Cat": "cat"}}),
+        ("table_regression", {"data__classes": ["cat"]}),
+    ],
+)
+def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(task: str, changes: dict[str, Any]) -> None:
+    network = "tabm" if task.startswith("table") else "small_resnet"
+    metric = "accuracy" if task.endswith("classification") else "rmse"
+    fitting = {"data__task": task, "train__network": network, "evaluate__gates": {metric: {"min": 0.0, "max": None}}}
+    parse_params(content(**fitting))
+    (key,) = changes
+    refusal = message(content(**fitting, **changes))
+    assert f"{key.replace('__', '.')} is " in refusal
+    assert f"but data.task is {task!r}" in refusal
+
+
 def test_the_projects_own_params_are_valid() -> None:
     assert load_params(Path("params.yaml")) == parse_params(CONTENT)
 

@@ -54,6 +54,17 @@ class DigestList:
         facts = facts.set_column(facts.schema.get_field_index("detail"), "detail", detail)
         return pa.concat_tables([facts, self._others(names, facts.schema)])
 
+    def check_file(self, path: Path) -> None:
+        """DataError if one file below `root`, such as the table itself, is not what is listed, or not listed."""
+        name = path.relative_to(self.root).as_posix()
+        place = self.names.index(name).as_py()
+        if place < 0:
+            raise DataError(f"data.digests {str(self.path)!r} does not list {name!r}. List it, or set data.digests to null.")
+        if files.sha256_file(path) != self.digests[place].as_py().hex():
+            raise DataError(
+                f"{str(path)!r} was altered after it was listed: its SHA-256 is not the one in {self.path}. Put it back or list it anew."
+            )
+
     def _others(self, seen: pa.Array, schema: pa.Schema) -> pa.Table:
         """A row for each listed file that is no sample and that is gone or altered."""
         unseen = np.flatnonzero(np.asarray(pc.invert(pc.is_in(self.names, seen))))

@@ -304,6 +304,8 @@ def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | 
     print(f"runs as   {placement.strategy}, {placement.precision}, {placement.world_size} on {placement.accelerator}")
     for reason in placement.reasons:
         print(f"  auto    {reason}")
+    if job.params.label_smoothing and not spec.classes:
+        notes = [*notes, "train.label_smoothing is without effect for a number"]
     for note in notes:
         print(f"note      {note}")
     if resumed:

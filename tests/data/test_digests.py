@@ -89,3 +89,18 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, content: str, words: str
 def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         read_digests(tmp_path / "sums", tmp_path)
+
+
+def test_a_table_is_checked_as_the_file_that_it_is(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("a,label\n1,x\n")
+    listing = tmp_path / "SHA256SUMS"
+    listing.write_text(f"{sha256_bytes(table.read_bytes())}  ./t.csv\n")
+    for data_path in (table, tmp_path):
+        read_digests(listing, data_path).check_file(table)
+    table.write_text("a,label\n2,x\n")
+    with pytest.raises(DataError, match="altered after it was listed"):
+        read_digests(listing, table).check_file(table)
+    listing.write_text(f"{sha256_bytes(table.read_bytes())}  u.csv\n")
+    with pytest.raises(DataError, match=r"does not list 't.csv'"):
+        read_digests(listing, table).check_file(table)

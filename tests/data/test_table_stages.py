@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from slipway import files
 from slipway.data.packed import open_split, read_manifest
 from tests.data.raw_files import numbered_csv, write_csv
-from tests.data.test_data_stages import ROOT, digests, prepare, refusal, run
+from tests.data.test_data_stages import ROOT, digests, prepare, refusal, run, start
 
 pytestmark = pytest.mark.slow
 WINE = ROOT / "data" / "demo" / "wine.csv"
@@ -86,3 +87,26 @@ def test_500_files_with_a_flipped_bit_give_a_result_or_a_data_error(tmp_path: Pa
     results, errors = map(int, process.stdout.split())
     assert results + errors == 500
     assert min(results, errors) > 10  # both ways are tried
+
+
+def test_a_table_that_is_not_the_one_listed_stops_the_stage(tmp_path: Path) -> None:
+    path = numbered_csv(tmp_path / "t.csv")
+    prepare_table(tmp_path, path, "table_regression", "target")
+    params = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    params["data"]["digests"] = str(tmp_path / "SHA256SUMS")
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    (tmp_path / "SHA256SUMS").write_text(f"{files.sha256_file(path)}  t.csv\n")
+    run(tmp_path, "clean")
+    path.write_text(path.read_text() + "\n")
+    assert "altered after it was listed" in refusal(tmp_path, "clean")
+
+
+def test_what_has_no_effect_on_a_table_is_named(tmp_path: Path) -> None:
+    prepare_table(tmp_path, WINE, "table_classification", "cultivar")
+    params = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    params["precompute"] |= {"encoding": "jpeg", "train_size_px": 64}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    run(tmp_path, "clean", "split")
+    process = start(tmp_path, "precompute")
+    output, _ = process.communicate()
+    assert "without effect here are encoding jpeg, train_size_px" in output
