@@ -1,16 +1,17 @@
 """`params.yaml`, typed: the whole truth about producing a model.
 
-Strict and without defaults: a value that is not in the file would be a value that DVC cannot see.
+Strict and without defaults: a value that is not in the file would be a value that DVC cannot see. The file is read as DVC reads
+and writes it, as YAML 1.2: `off` and `yes` are text, 1e-3 is a number.
 Every mistake is named at once, an unknown key with the key it was probably meant to be.
 """
 
 import difflib
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from slipway.contract import Task, is_classification, is_table, metric_names
 from slipway.errors import ParamsError
@@ -360,10 +361,10 @@ def _asked_for_in_vain(params: Params) -> list[str]:
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read and check `params.yaml`; ParamsError with every mistake in it."""
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = YAML(typ="safe", pure=True).load(path.read_bytes())
     except FileNotFoundError:
         raise ParamsError(f"{path} is missing. Run from the project's folder.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         raise ParamsError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ParamsError(f"{path} holds {type(content).__name__}, expected a mapping of sections.")
@@ -388,14 +389,8 @@ def _describe(detail: Any) -> str:
         return f"{key}: unknown key; {hint}"
     if detail["type"] == "missing":
         return f"{key}: missing; it has no default, see docs/params.md"
-    message = detail["msg"].removeprefix("Value error, ") + _exponent_hint(detail["input"])
+    message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
-
-
-def _exponent_hint(found: Any) -> str:
-    """YAML 1.1 reads 1e-3 as text."""
-    match = re.fullmatch(r"([+-]?\d+)([eE][+-]?\d+)", found) if isinstance(found, str) else None
-    return f". In YAML it is text without a point: write {match[1]}.0{match[2]}" if match else ""
 
 
 def _describe_gate(name: str, task: Task) -> str:

@@ -78,7 +78,7 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
         ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_tensorrt']"),
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
-        ({"train__learning_rate": "1e-3"}, "write 1.0e-3"),
+        ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
     ],
@@ -119,10 +119,20 @@ def test_params_cannot_be_changed_afterwards() -> None:
         params.train.epochs = 3  # type: ignore[misc]
 
 
+def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
+    text = Path("params.yaml").read_text().replace("label_map: {}", "label_map: {yes: off}").replace("blurred: flag", "blurred: off")
+    (tmp_path / "params.yaml").write_text(text.replace("learning_rate: 0.004", "learning_rate: 4e-03"))
+    params = load_params(tmp_path / "params.yaml")
+    assert params.train.learning_rate == 0.004
+    assert params.clean.rules.blurred == "off"
+    assert params.data.label_map == {"yes": "off"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (None, "is missing"),
+        ("a: 1\na: 2", "duplicate key"),
         ("a: [", "is not YAML"),
         ("- 1", "holds list"),
         ("", "holds NoneType"),

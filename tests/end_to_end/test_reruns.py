@@ -15,13 +15,13 @@ pytestmark = pytest.mark.slow
 # One key of each kind: read by one stage, by several, by an early one, by a late one.
 READERS: dict[str, tuple[Any, set[str]]] = {
     "seed": (8, {"split", "augment", "train", "evaluate", "export", "verify"}),
-    "data.engine": ("ray", {"clean", "precompute"}),
-    "data.label_map": ({"Ring": "ring"}, {"clean"}),
+    "data.engine": ("ray", {"clean", "precompute", "verify"}),  # a stage that reads raw data reads the whole section
+    "data.split_column": ("part", {"clean", "split", "precompute", "verify"}),
     "clean.blur_variance": (21.0, {"clean"}),
     "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
     "clean.num_workers": (1, {"clean"}),
     "clean.rules.blurred": ("off", {"clean"}),
-    "split.assignment": ("exact", {"split"}),
+    "split.assignment": ("stable", {"split"}),
     "precompute.image_size_px": (20, {"precompute"}),
     "augment.rotation_deg": (5.0, {"augment"}),
     "train.learning_rate": (0.001, {"train"}),

@@ -28,8 +28,8 @@ def test_a_bento_has_all_of_the_serve_extra() -> None:
 
 def test_a_bento_has_what_ring_0_needs_in_the_service() -> None:
     """Tables and parameters are files between stages, which the service never reads."""
-    unused = {"pyarrow", "pyyaml"}
-    modules = {"pyarrow", "yaml"}
+    unused = {"pyarrow", "ruamel-yaml"}
+    modules = {"pyarrow", "ruamel", "yaml"}
     assert names(PROJECT["project"]["dependencies"]) - unused <= names(PACKAGES)
     reached = {
         module.split(".")[0] for path in closure(ROOT, [ROOT / "serving/service.py"]) for module in imported_modules(path.read_text())

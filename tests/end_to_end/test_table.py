@@ -1,0 +1,79 @@
+"""The whole way of a table with real processes: from a CSV to a certified service that answers rows."""
+
+import csv
+from typing import Any
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from slipway.bundle import load_bundle
+from slipway.certificate import read_certificate
+from slipway.columns import ColumnContract
+from tests.end_to_end.project import Project, wait_until_ready
+
+pytestmark = pytest.mark.slow
+
+
+def raw_rows(project: Project) -> list[dict[str, float]]:
+    """The inputs of every row, as a client would send them."""
+    with (project.path / "data/demo/wine.csv").open(newline="") as file:
+        return [{name: float(cell) for name, cell in row.items() if name != "cultivar"} for row in csv.DictReader(file)]
+
+
+def test_every_executed_hop_agrees_and_http_is_one_of_them(finished_table: Project) -> None:
+    certificate = read_certificate(finished_table.path / "artifacts/certificate.json")
+    assert certificate.status == "certified"
+    agreeing = {hop.name for hop in certificate.hops if hop.status == "agrees"}
+    assert {"torch", "onnxruntime/cpu/fp32", "onnxruntime/cpu/fp16", "onnxruntime/cpu/int8", "http"} <= agreeing
+
+
+def test_every_row_is_kept_and_in_one_split(finished_table: Project) -> None:
+    rows = pq.read_table(finished_table.path / "data/split/rows.parquet").to_pydict()
+    assert len(set(rows["id"])) == len(raw_rows(finished_table))
+    assert set(rows["split"]) == {"train", "val", "test"}
+
+
+def test_the_inferred_columns_are_written_down_for_the_user(finished_table: Project) -> None:
+    columns = yaml.safe_load((finished_table.path / "reports/columns.yaml").read_text())
+    assert set(columns) == set(raw_rows(finished_table)[0])
+    assert {column["kind"] for column in columns.values()} == {"number"}
+
+
+def test_the_service_answers_one_row_and_several_alike(finished_table: Project) -> None:
+    rows = raw_rows(finished_table)[:3]
+    with finished_table.service() as address:
+        wait_until_ready(address)
+        alone = [httpx.post(f"{address}/predict", json=row).json() for row in rows]
+        together = httpx.post(f"{address}/predict", json={"rows": rows}).json()
+        wrong = httpx.post(f"{address}/predict", json=rows[0] | {"alcohol": "strong"})
+        page = httpx.get(address)
+    assert [answer["label"] for answer in alone] == [answer["label"] for answer in together["predictions"]]
+    assert alone[0]["probabilities"] == pytest.approx(together["predictions"][0]["probabilities"], abs=1e-6)
+    assert wrong.status_code == 422
+    assert wrong.json()["error"]["field"] == "alcohol"
+    assert "alcohol" in page.text
+
+
+def test_the_services_contract_was_fitted_on_the_training_rows(finished_table: Project) -> None:
+    contract = load_bundle(finished_table.path / "artifacts/bundle").manifest.input
+    assert isinstance(contract, ColumnContract)
+    splits = pq.read_table(finished_table.path / "data/split/rows.parquet").to_pydict()
+    rows = raw_rows(finished_table)
+    train = [rows[int(source)]["alcohol"] for source, split in zip(splits["source"], splits["split"], strict=True) if split == "train"]
+    assert _column(contract, "alcohol").mean == pytest.approx(sum(train) / len(train), rel=1e-12)
+    assert _column(contract, "alcohol").mean != pytest.approx(sum(row["alcohol"] for row in rows) / len(rows), rel=1e-9)
+
+
+def test_the_pages_of_a_table_are_there(finished_table: Project) -> None:
+    for name in ("clean.html", "split.html", "evaluate.html", "augment.png"):
+        assert (finished_table.path / "reports" / name).stat().st_size > 0, name
+
+
+def test_a_second_repro_does_nothing(finished_table: Project) -> None:
+    assert "Data and pipelines are up to date." in finished_table.shell("dvc repro")
+
+
+def _column(contract: ColumnContract, name: str) -> Any:
+    return next(column for column in contract.columns if column.name == name)
