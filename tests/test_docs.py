@@ -1,12 +1,14 @@
 """The pages say what the code does: every key and its readers, every output of a stage; and every link leads somewhere."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
+from slipway.data.rules import IMAGE_RULES, TABLE_RULES
 from slipway.params import Gate, Params
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,3 +140,17 @@ def test_decisions_are_numbered_without_a_gap() -> None:
     pages = sorted((ROOT / "docs/decisions").glob("*.md"))
     assert [page.name[:4] for page in pages] == [f"{number:04d}" for number in range(1, len(pages) + 1)]
     assert [page.read_text().split(".")[0] for page in pages] == [f"# {number}" for number in range(1, len(pages) + 1)]
+
+
+def unnamed_rules(page: str, rules: Iterable[str]) -> set[str]:
+    """Rules that a page does not name."""
+    return {rule for rule in rules if f"`{rule}`" not in page}
+
+
+def test_the_pages_name_every_rule() -> None:
+    assert unnamed_rules((ROOT / "docs/data.md").read_text(), IMAGE_RULES) == set()
+    assert unnamed_rules((ROOT / "docs/tables.md").read_text(), TABLE_RULES) == set()
+
+
+def test_an_unnamed_rule_would_be_seen() -> None:
+    assert unnamed_rules("`blurred`, too_dark", ["blurred", "too_dark"]) == {"too_dark"}

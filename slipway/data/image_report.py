@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 from slipway.contract import is_classification
 from slipway.data.clean_report import CleanReport, Clusters, RuleCount, class_counts, correction_counts, rule_counts, target_summary
 from slipway.data.cleaning import Cleaned
-from slipway.data.rules import RULES, not_checked
+from slipway.data.rules import IMAGE_RULES, images_not_checked
 from slipway.params import CleanParams, DataParams
 
 _MAX_CLUSTERS = 8
@@ -16,7 +16,7 @@ _MAX_SHOWN = 4  # of one cluster
 def image_report(cleaned: Cleaned, params: CleanParams, data: DataParams) -> CleanReport:
     """Counts, examples, corrections and what was not checked."""
     is_class = is_classification(data.task)
-    skipped = not_checked(params, is_class, data.classes is not None, data.digests is not None)
+    skipped = images_not_checked(data, params)
     rows = cleaned.rows
     return CleanReport(
         read=cleaned.num_read,
@@ -26,7 +26,7 @@ def image_report(cleaned: Cleaned, params: CleanParams, data: DataParams) -> Cle
         corrections=correction_counts(rows["corrections"]),
         classes=class_counts(rows["label"]) if is_class else None,
         target=None if is_class else target_summary(rows["target"].to_numpy()),
-        checks=sorted(set(RULES) - set(skipped)),
+        checks=sorted(set(IMAGE_RULES) - set(skipped)),
         not_checked=dict(sorted(skipped.items())),
         columns=[],
         clusters=None if params.rules.near_duplicate == "off" else _clusters(rows),
@@ -34,7 +34,7 @@ def image_report(cleaned: Cleaned, params: CleanParams, data: DataParams) -> Cle
 
 
 def _counts(findings: pa.Table) -> dict[str, RuleCount]:
-    return rule_counts(findings["rule"], findings["source"], findings["detail"], findings["severity"], RULES)
+    return rule_counts(findings["rule"], findings["source"], findings["detail"], findings["severity"], IMAGE_RULES)
 
 
 def _clusters(rows: pa.Table) -> Clusters:

@@ -11,7 +11,7 @@ from slipway.data.clean_report import CleanReport
 from slipway.data.cleaning import Cleaned, check_usable, clean_samples, collect
 from slipway.data.image_report import image_report
 from slipway.data.look_of_bytes import looks_like
-from slipway.data.rules import RULES
+from slipway.data.rules import IMAGE_RULES
 from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError
 from slipway.params import CleanParams
@@ -192,10 +192,12 @@ def test_the_report_counts_everything_and_shows_twenty_examples() -> None:
 
 
 def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
-    summary = summary_of(clean(sample("1", picture(1), "cat")), params=clean_params(rules={"blurred": "off"}))
-    assert set(summary.checks) | set(summary.not_checked) == set(RULES)
+    summary = summary_of(clean(sample("1", picture(1), "cat")), params=clean_params(rules={"blurred": "off", "near_duplicate": "off"}))
+    assert set(summary.checks) | set(summary.not_checked) == set(IMAGE_RULES)
     assert not set(summary.checks) & set(summary.not_checked)
     assert summary.not_checked["blurred"] == "clean.rules.blurred is off"
+    assert summary.not_checked["near_conflict"] == "clean.rules.near_duplicate is off"
+    assert summary.not_checked["bad_time"] == "data.time_column is null"
     assert "a flipped byte that still decodes goes unseen" in summary.not_checked["digest_mismatch"]
 
 

@@ -5,8 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipway.data.clean_report import to_json
+from slipway.data.rules import TABLE_RULES
 from slipway.data.table_cleaning import CleanedTable
-from slipway.data.table_report import RULES, table_report
+from slipway.data.table_report import table_report
 from slipway.data.table_source import find_table, read_json_rows
 from slipway.errors import DataError, IntegrityError
 from tests.data.raw_files import cleaned, data_params, numbered_csv, refusals, said, write_csv
@@ -252,7 +253,8 @@ def test_the_report_counts_what_was_found_and_says_what_was_not_checked(tmp_path
     assert report["refused"]["type_violation"]["examples"] == [{"source": "3", "detail": "a: found 'x', expected a finite number"}]
     assert report["flagged"]["outlier"]["count"] == 1
     assert report["not_checked"]["out_of_range"] == "data.columns has no bounds"
-    assert set(report["checks"]) | set(report["not_checked"]) == set(RULES)
+    assert report["not_checked"]["bad_weight"] == "data.weight_column is null"
+    assert set(report["checks"]) | set(report["not_checked"]) == set(TABLE_RULES)
     assert [column["kind"] for column in report["columns"]] == ["number", "number"]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.project import Project, copy_checkout, draw_shapes
+from tests.end_to_end.project import Project, copy_checkout, draw_shapes, readme_params
 
 # Two DeepSpeed processes on few rows: the budgets allow one of the ten test rows to flip.
 SMALL: dict[str, dict[str, Any]] = {
@@ -49,29 +49,10 @@ def finished(project: Project) -> Project:
     return project
 
 
-# The embedded table with what docs/training.md says for tables, smaller.
-WINE: dict[str, dict[str, Any]] = {
-    "data": {"path": "data/demo/wine.csv", "task": "table_classification", "target_column": "cultivar"},
-    "split": {"assignment": "exact"},
-    "train": {
-        "network": "tabm",
-        "network_arguments": {"num_submodels": 8, "num_blocks": 1, "width": 32, "dropout": 0.0, "embedding_size": 8, "num_bins": 16},
-        "epochs": 30,
-        "batch_size": 32,
-        "learning_rate": 0.01,
-        "label_smoothing": 0.0,
-    },
-    "evaluate": {"gates": {"accuracy": {"min": 0.8, "max": None}}},
-    "export": {"max_batch_size": 8, "calibration_rows": 64},
-    "compile": {"optimal_batch_size": 8},
-    "verify": {"max_metric_loss": {"fp16": 0.08, "int8": 0.08, "int8_tensorrt": 0.08}, "timing_rounds": 5},
-}
-
-
 @pytest.fixture(scope="session")
 def finished_table(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A fresh copy of the checkout after `dvc repro` on the embedded table."""
+    """A fresh copy of the checkout after `dvc repro` on the embedded table, with the params that the README shows for it."""
     project = copy_checkout(tmp_path_factory.mktemp("table"))
-    project.set_params(WINE)
+    project.set_params(readme_params()[1])
     (project.path / ".work" / "repro.log").write_text(project.shell("dvc repro"))
     return project

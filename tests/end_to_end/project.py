@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -94,6 +95,12 @@ class Project:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
                 process.wait(timeout=30)
+
+
+def readme_params() -> list[dict[str, dict[str, Any]]]:
+    """The changes of params.yaml that the README shows: for small photographs, and for the embedded table."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return [yaml.safe_load(block) for block in blocks]
 
 
 @contextlib.contextmanager

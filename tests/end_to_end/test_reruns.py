@@ -15,8 +15,9 @@ pytestmark = pytest.mark.slow
 # One key of each kind: read by one stage, by several, by an early one, by a late one.
 READERS: dict[str, tuple[Any, set[str]]] = {
     "seed": (8, {"split", "augment", "train", "evaluate", "export", "verify"}),
-    "data.engine": ("ray", {"clean", "precompute", "verify"}),  # a stage that reads raw data reads the whole section
-    "data.split_column": ("part", {"clean", "split", "precompute", "verify"}),
+    "data.engine": ("ray", {"clean", "precompute"}),
+    "data.image_column": ("picture", {"clean", "precompute", "verify"}),  # those that read raw bytes
+    "data.split_column": ("part", {"clean", "split"}),
     "clean.blur_variance": (21.0, {"clean"}),
     "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
     "clean.num_workers": (1, {"clean"}),
