@@ -154,3 +154,9 @@ def test_the_pages_name_every_rule() -> None:
 
 def test_an_unnamed_rule_would_be_seen() -> None:
     assert unnamed_rules("`blurred`, too_dark", ["blurred", "too_dark"]) == {"too_dark"}
+
+
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert version and newest and newest[1] == version[1]

@@ -292,6 +292,13 @@ def _git_revision(root: Path) -> str | None:
     return found.stdout.strip()
 
 
+def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
+    """What is asked for and does nothing here; `classes` is empty for a numeric target."""
+    if params.label_smoothing and not classes:
+        return [f"train.label_smoothing {params.label_smoothing:g} is without effect for a numeric target"]
+    return []
+
+
 def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | None) -> None:
     spec, shape, placement, num_train = job.spec, job.shape, job.placement, job.data.num_train
     answers = f"{len(spec.classes)} classes" if spec.classes else "a number"
@@ -304,9 +311,7 @@ def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | 
     print(f"runs as   {placement.strategy}, {placement.precision}, {placement.world_size} on {placement.accelerator}")
     for reason in placement.reasons:
         print(f"  auto    {reason}")
-    if job.params.label_smoothing and not spec.classes:
-        notes = [*notes, "train.label_smoothing is without effect for a number"]
-    for note in notes:
+    for note in [*notes, *without_effect(job.params, spec.classes)]:
         print(f"note      {note}")
     if resumed:
         print(f"resumed   after epoch {resumed.epoch}", flush=True)

@@ -13,6 +13,8 @@ import pytest
 
 from slipway import files
 from slipway.training.networks import load_network, read_model_card
+from slipway.training.run import without_effect
+from tests.project_params import PROJECT
 from tests.training.conftest import write_project
 from tests.training.real_runs import TORCHRUN, TRAIN, kill_after, run_training, start_training, validation_accuracy, weights_digest
 
@@ -172,3 +174,10 @@ def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) 
         assert run_training(project).returncode == 0
         losses.append(json.loads((project / "metrics/train.json").read_text())["train_loss"])
     assert np.isclose(losses[0], losses[1], rtol=0, atol=1e-5)
+
+
+def test_label_smoothing_of_a_numeric_target_is_said_to_be_without_effect() -> None:
+    smoothed = PROJECT.train.model_copy(update={"label_smoothing": 0.1})
+    assert without_effect(smoothed, []) == ["train.label_smoothing 0.1 is without effect for a numeric target"]
+    assert without_effect(smoothed, ["a", "b"]) == []
+    assert without_effect(smoothed.model_copy(update={"label_smoothing": 0.0}), []) == []
