@@ -25,8 +25,8 @@ from PIL import Image, ImageEnhance
 
 from bench.conditions import conditions
 from slipway import files
+from slipway.cores import num_cores
 from slipway.data.cleaning import clean_samples, collect
-from slipway.data.cores import num_cores
 from slipway.data.image_quality import THUMBNAIL_PX, measure
 from slipway.data.near_duplicates import clusters, find_twins
 from slipway.data.samples import RawSample

@@ -5,7 +5,6 @@ The decoding itself is `slipway.preprocess`, the same as in training.
 
 import asyncio
 import io
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from serving.responses import Refusal
+from slipway.cores import num_cores
 from slipway.errors import ImageError
 from slipway.preprocess import FORMATS, ImageContract, array_from_bytes
 
@@ -38,7 +38,7 @@ class ImageDecoder:
     def __init__(self, contract: ImageContract) -> None:
         self._contract = contract
         Image.init()  # loads Pillow's plugins, which the first image would otherwise wait for
-        self._threads = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="slipway-decode")
+        self._threads = ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-decode")
 
     async def decode(self, payload: bytes) -> Decoded:
         """(1, size_px, size_px, channels) uint8 in [0, 255]; Refusal with the rule that the image breaks."""

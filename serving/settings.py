@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from slipway.cores import num_cores
 from slipway.errors import SlipwayError
 
 PREFIX = "SLIPWAY_"
@@ -54,7 +55,7 @@ class Settings(BaseSettings):
 
     def threads_per_worker(self) -> int:
         """Threads of one worker's ONNX Runtime."""
-        return self.num_threads or max(1, (os.cpu_count() or 1) // self.workers)
+        return self.num_threads or max(1, num_cores() // self.workers)
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> Settings:

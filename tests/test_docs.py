@@ -159,4 +159,6 @@ def test_an_unnamed_rule_would_be_seen() -> None:
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert version and newest and newest[1] == version[1]
+    assert version
+    assert newest
+    assert newest[1] == version[1]

@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from slipway.data.cores import num_cores
+from slipway.cores import num_cores
 from slipway.errors import IntegrityError, SchemaError
 
 JPEG, OFFSETS = "inputs.jpeg", "offsets.npy"

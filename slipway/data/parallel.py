@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Literal, TypeVar
 
-from slipway.data.cores import num_cores
+from slipway.cores import num_cores
 from slipway.data.ray_engine import map_on_ray
 from slipway.errors import UnavailableError
 

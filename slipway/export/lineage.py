@@ -5,7 +5,6 @@ to be not there, never guessed.
 """
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 
 from slipway import files
 from slipway.bundle import Lineage
+from slipway.cores import num_cores
 from slipway.errors import SchemaError, UnavailableError
 from slipway.runtime import this_machine, why_unavailable
 
@@ -44,7 +44,7 @@ def package_versions() -> dict[str, str]:
 
 def describe_hardware() -> dict[str, str]:
     """What the latencies in a certificate were measured on."""
-    hardware = {"cpu": _cpu_name(), "cores": str(len(os.sched_getaffinity(0))), "system": f"{platform.system()} {platform.machine()}"}
+    hardware = {"cpu": _cpu_name(), "cores": str(num_cores()), "system": f"{platform.system()} {platform.machine()}"}
     try:
         machine = this_machine()
     except UnavailableError:

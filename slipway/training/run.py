@@ -4,7 +4,6 @@ Every rank runs this; rank 0 alone writes results. The seed of the weights, the 
 augmentation and dropout are functions of `seed`, so equal inputs give equal weights.
 """
 
-import os
 import subprocess
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from slipway import files
 from slipway.contract import is_classification, is_table
+from slipway.cores import num_cores
 from slipway.data.augmentation import AugmentPlan, open_augmented
 from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.errors import DataError, TrainingError
@@ -195,7 +195,7 @@ def _prepare_process(placement: Placement, network: Network) -> None:
     # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if placement.accelerator == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // placement.devices))
+        torch.set_num_threads(max(1, num_cores() // placement.devices))
     if placement.half_dtype:
         fit_into_half(network, placement.half_dtype)
         if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.data.cores import num_cores
+from slipway.cores import num_cores
 from slipway.data.parallel import ordered_map
 from slipway.errors import DataError, UnavailableError
 

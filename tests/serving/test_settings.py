@@ -52,7 +52,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 
 def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     assert read_settings({"SLIPWAY_WORKERS": "4"}).threads_per_worker() == 2
     assert read_settings({"SLIPWAY_WORKERS": "4", "SLIPWAY_NUM_THREADS": "3"}).threads_per_worker() == 3
 
