@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from slipway.data.folders import read_folder, walk_files
+from slipway.data.image_tables import TABLES, count_rows, read_rows
 from slipway.data.samples import RawSample, loaded, visible_entries
-from slipway.data.tables import TABLES, count_rows, read_rows
 from slipway.errors import DataError
 from slipway.params import DataParams
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from slipway.columns import ColumnType
 from slipway.data.cells import TypedColumn, row_digests, typed_column
+from slipway.data.image_tables import TABLES
 from slipway.data.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
 from slipway.data.sources import table_in
-from slipway.data.tables import TABLES
 from slipway.errors import DataError, IntegrityError
 from slipway.params import DataParams
 

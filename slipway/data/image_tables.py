@@ -1,4 +1,4 @@
-"""Raw samples from a Parquet file or a CSV, one per row. A file is read by batches, so memory does not grow with the data."""
+"""Raw images that a Parquet file or a CSV holds or names, one per row. A file is read by batches, so memory does not grow with the data."""
 
 import csv
 import difflib
