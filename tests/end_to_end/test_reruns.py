@@ -1,8 +1,8 @@
 """What one changed parameter costs: `dvc repro` with nothing to do is quick, and a change runs the stages that read it, no other."""
 
 import json
+import resource
 import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,10 +60,13 @@ def test_nothing_changed_runs_nothing(finished: Project) -> None:
     assert stages_to_run(finished) == set()
 
 
-def test_a_repro_with_nothing_to_do_takes_less_than_three_seconds(finished: Project) -> None:
-    def seconds() -> float:
-        begin = time.perf_counter()
-        finished.shell("dvc repro")
-        return time.perf_counter() - begin
+def test_a_repro_with_nothing_to_do_takes_less_than_three_seconds_of_a_core(finished: Project) -> None:
+    """Processor time: what else runs on the machine does not count. DVC waits for nothing and uses one core."""
 
-    assert statistics.median(seconds() for _ in range(5)) < 3
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        finished.shell("dvc repro")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert 0.1 < statistics.median(seconds() for _ in range(3)) < 3  # less than 0.1 s would be no DVC at all
