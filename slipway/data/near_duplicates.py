@@ -5,7 +5,8 @@ correlation of the thumbnails decides. A crop shifts what it shows, so each pict
 twentieth. All sums are of whole numbers, exact in float64: the result depends on the set of pictures and on nothing else.
 
 Candidates share 16 bits of the hash (one of four bands, with the least certain bits tried either way), and more of them the more
-pictures there are, so the search is linear in their number as long as they differ. What is not found: mirrored or turned pictures, larger crops, borders, captions.
+pictures there are, so that the buckets they are looked for in do not grow. What is not found: mirrored or turned pictures, larger
+crops, borders, captions.
 """
 
 from collections.abc import Iterator
