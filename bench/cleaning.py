@@ -195,7 +195,7 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
 def growth() -> list[str]:
     """Lines of the table: seconds and memory to compare N rows of facts whose thumbnails are random."""
     lines = []
-    for count in (20_000, 50_000, 100_000, 200_000):
+    for count in (20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000):
         random = np.random.default_rng(count)
         coarse = random.integers(0, 256, (count, 6, 6), dtype=np.uint8)
         grid = np.linspace(0, 5, THUMBNAIL_PX).round().astype(int)

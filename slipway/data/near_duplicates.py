@@ -4,8 +4,9 @@ A picture is known by its 16x16 grey thumbnail. A 64-bit hash (signs of its low 
 correlation of the thumbnails decides. A crop shifts what it shows, so each picture also asks with the hashes of its own crops by a
 twentieth. All sums are of whole numbers, exact in float64: the result depends on the set of pictures and on nothing else.
 
-Candidates share 16 bits of the hash (one of four bands, with the least certain bits tried either way), so the search is linear in
-the number of pictures as long as they differ. What is not found: mirrored or turned pictures, larger crops, borders, captions.
+Candidates share 16 bits of the hash (one of four bands, with the least certain bits tried either way), and more of them the more
+pictures there are, so that the buckets they are looked for in do not grow. What is not found: mirrored or turned pictures, larger
+crops, borders, captions.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from slipway.data.image_quality import THUMBNAIL_PX
 
 MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
+_MIN_UNALIGNED = 0.5  # below it no crop of a twentieth brings two thumbnails into line
 MAX_CLUSTER_SHARE = 0.02  # of all pictures in one cluster; a larger one is taken apart at stricter correlations
 MIN_CLUSTER_LIMIT = 8  # below it no cluster is taken apart
 _STRICTER = (0.96, 0.98, 0.99, 0.995)
@@ -28,11 +30,12 @@ _FINE_CROPS = (0.025, 0.05)
 _BANDS = 4
 _BAND_BITS = 16
 _FLIPPED = ((), (0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2))  # of the least certain bits of a band, by rank
+_MOST_BITS = 22  # of the hash that candidates may have to share, in the largest sets
+_MAX_CROWDING = 16.0  # pictures in a bucket, as a picture meets them
 _MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
 _CHUNK_CANDIDATES = 1 << 21
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
-_BELOW_BAND = np.uint64(64 - _BAND_BITS)
 
 Codes = NDArray[np.uint64]
 Pairs = NDArray[np.int64]  # (P, 2) row numbers, the smaller first, each pair once
@@ -153,7 +156,7 @@ def _resampling(begin: float, end: float) -> NDArray[np.float64]:
 
 def _candidates(known: Hashes, max_bits: int) -> Pairs:
     """Pairs whose hashes differ in at most `max_bits`, one side's being perhaps that of a crop."""
-    bands = [_Band(known.plain, number) for number in range(_BANDS)]
+    bands = [_band(known.plain, number) for number in range(_BANDS)]
     found = [bands[0].neighbours(known.plain, max_bits)]
     for band in bands:
         for ranks in _FLIPPED:
@@ -163,16 +166,28 @@ def _candidates(known: Hashes, max_bits: int) -> Pairs:
     return _unique(np.concatenate(found))
 
 
-class _Band:
-    """All rows sorted by the hash as it reads from one of its four bands on, so that equal bands lie together."""
+def _band(plain: Codes, number: int) -> "_Band":
+    """With the shortest beginnings whose buckets are not crowded."""
+    for num_bits in range(_BAND_BITS, _MOST_BITS):
+        band = _Band(plain, number, num_bits)
+        if band.crowding <= _MAX_CROWDING:
+            return band
+    return _Band(plain, number, _MOST_BITS)
 
-    def __init__(self, plain: Codes, number: int) -> None:
+
+class _Band:
+    """All rows sorted by the hash as it reads from one of its four bands on, so that equal beginnings of `num_bits` lie together."""
+
+    def __init__(self, plain: Codes, number: int, num_bits: int) -> None:
         self.number = number
+        self._below = np.uint64(64 - num_bits)
         turned = self._turned(plain)
         self.order = np.argsort(turned, kind="stable")
         self.sorted = turned[self.order]
-        keys = (self.sorted >> _BELOW_BAND).astype(np.int64)
-        self.starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=1 << _BAND_BITS))])
+        keys = (self.sorted >> self._below).astype(np.int64)
+        sizes = np.bincount(keys, minlength=1 << num_bits)
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.crowding = float((sizes * sizes).sum() / max(1, len(plain)))  # how many are in the bucket of a picture, on average
 
     def _turned(self, values: Codes) -> Codes:
         by = np.uint64(self.number * _BAND_BITS)
@@ -188,7 +203,7 @@ class _Band:
     def ask(self, asked: Codes, flips: Codes | None, plain: Codes, max_bits: int) -> Pairs:
         """Pairs of a row and another in the bucket of its (flipped) band, whose hashes differ in at most `max_bits`."""
         turned = self._turned(asked) if flips is None else self._turned(asked) ^ flips
-        keys = (turned >> _BELOW_BAND).astype(np.int64)
+        keys = (turned >> self._below).astype(np.int64)
         begins, ends = self.starts[keys], self.starts[keys + 1]
         crowded = np.flatnonzero(ends - begins > _MAX_BUCKET)
         if len(crowded):
@@ -235,7 +250,7 @@ def _best(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.flo
     one, other = (_pictures(side) for side in (first, second))
     best = _correlation(one, other)
     for down, across in _crop_weights():
-        undecided = np.flatnonzero(best < MIN_CORRELATION)
+        undecided = np.flatnonzero((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
         for cropped, whole in ((one, other), (other, one)):
             made = down @ cropped[undecided] @ across
             best[undecided] = np.maximum(best[undecided], _correlation(made, whole[undecided]))
