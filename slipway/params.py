@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from slipway.contract import Task, is_table, metric_names
 from slipway.errors import ParamsError
+from slipway.network_arguments import STARTS, argument_mistakes
 from slipway.preprocess import MAX_PIXELS
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -236,6 +237,12 @@ class TrainParams(_Section):
             raise ValueError(f"warmup_epochs is {self.warmup_epochs}, expected less than epochs {self.epochs}")
         return self
 
+    @model_validator(mode="after")
+    def _arguments_fit_the_network(self) -> Self:
+        if mistakes := argument_mistakes(self.network, self.network_arguments):
+            raise ValueError(mistakes)
+        return self
+
 
 class Gate(_Section):
     """A required range of a metric; null for no bound."""
@@ -324,7 +331,8 @@ class Params(_Section):
                 f"precompute.image_size_px {self.precompute.image_size_px}"
             )
         if is_table(self.data.task) != (self.train.network == "tabm"):
-            expected = "'tabm'" if is_table(self.data.task) else "'small_resnet' or 'timm/NAME'"
+            table = f"'tabm', with network_arguments: {STARTS['tabm']}"
+            expected = table if is_table(self.data.task) else "'small_resnet' or 'timm/NAME'"
             problems.append(f"train.network is {self.train.network!r}, but data.task is {self.data.task!r}, which takes {expected}")
         if self.split.time_cuts is not None and self.data.time_column is None:
             problems.append("split.time_cuts is set, but data.time_column is null")

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
-from slipway.params import Gate, Params
+from slipway.params import Gate, Params, parse_params
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/params.md").read_text()
@@ -75,3 +75,14 @@ def test_the_stages_that_read_a_section_are_those_of_dvc_yaml() -> None:
 
 def test_a_wrong_reader_would_be_seen() -> None:
     assert documented_readers(PAGE.replace("Read by: `split`\n", "Read by: `train`\n")) != actual_readers()
+
+
+def test_the_block_for_tables_is_all_that_has_to_change() -> None:
+    content, block = (yaml.safe_load(text) for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/tables.md")))
+    for section, changes in block.items():
+        content[section] |= changes
+    assert parse_params(content).data.path == "data/demo/wine.csv"
+
+
+def _first_block(page: str) -> str:
+    return (ROOT / page).read_text().split("```yaml\n")[1].split("```")[0]

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from slipway.errors import ParamsError
+from slipway.network_arguments import STARTS, argument_mistakes
 from slipway.params import Params, load_params, parse_params
 
 CONTENT: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
@@ -90,6 +91,21 @@ def test_every_mistake_is_named_at_once() -> None:
     text = message(content(seed="x", train__epochs=0, clean__min_sid=3))
     assert "has 3 mistakes" in text
     assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))
+
+
+def test_arguments_that_do_not_fit_the_network_are_found_before_any_stage_with_a_line_that_does() -> None:
+    table = {"data__task": "table_classification", "data__target_column": "y", "train__network": "tabm"}
+    text = message(content(**table))
+    assert "blocks: unknown argument; did you mean 'num_blocks'?" in text
+    assert "num_bins: missing" in text
+    start = text.partition("network_arguments: {")[2]
+    assert parse_params(content(**table, train__network_arguments=yaml.safe_load("{" + start)))
+
+
+@pytest.mark.parametrize("network", STARTS)
+def test_a_line_to_begin_with_is_right(network: str) -> None:
+    assert argument_mistakes(network, yaml.safe_load(STARTS[network])) == ""
+    assert "dropout: missing" in argument_mistakes(network, {})
 
 
 def test_params_cannot_be_changed_afterwards() -> None:
