@@ -43,7 +43,7 @@ def _run_table(params: Params, data: DataParams) -> None:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
-    dropped = [f"\n  {column.name}: {column.note}" for column in table.columns if column.kind == "ignore"]
+    dropped = [f"\n  {column.name or repr('')}: {column.note}" for column in table.columns if column.kind == "ignore"]
     print(_summary(table.cleaned) + (f"\nno inputs, see {COLUMNS}:" + "".join(dropped) if dropped else ""))
 
 

@@ -84,7 +84,7 @@ def _read_csv(path: Path) -> RawTable:
             raise _unreadable_csv(path, again) from again
     kept = np.ones(table.num_rows + len(malformed), bool)
     kept[[number for number, _ in malformed]] = False
-    columns = {name: _text_column(name, table.column(index)) for index, name in enumerate(names)}
+    columns = {name.strip(): _text_column(name.strip(), table.column(index)) for index, name in enumerate(names)}
     return RawTable(columns, np.flatnonzero(kept), malformed)
 
 
@@ -127,7 +127,7 @@ def _as_utf8(payload: bytes) -> bytes:
 
 
 def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
-    """The separator and the names of the columns; DataError where there are none to tell columns by."""
+    """The separator and the names of the columns as they stand there; DataError where there are none to tell columns by."""
     lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", newline="")
     try:
         first = next(line for line in lines if line.strip("\r\n"))
@@ -138,7 +138,7 @@ def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
         raise _unreadable_csv(path, error) from error
     if any(NOT_UTF8 in name for name in names):
         raise _unreadable_csv(path, f"its header is no UTF-8: {', '.join(names)[:200]}")
-    _check_names(path, names)
+    _check_names(path, [name.strip() for name in names])
     return delimiter, names
 
 
