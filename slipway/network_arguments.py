@@ -52,8 +52,8 @@ def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:
         kind.model_validate(dict(arguments))
     except ValidationError as error:
         known = list(kind.model_fields)
-        lines = [f"network_arguments of {network}:", *(f"  {_describe(detail, known)}" for detail in error.errors(include_url=False))]
-        return "\n".join([*lines, f"  To begin with: network_arguments: {STARTS[network]}"])
+        lines = [f"network_arguments of {network}:", *(f"    {_describe(detail, known)}" for detail in error.errors(include_url=False))]
+        return "\n".join([*lines, f"    To begin with: network_arguments: {STARTS[network]}"])
     return ""
 
 

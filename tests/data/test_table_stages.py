@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from slipway.data.packed import open_split, read_manifest
+from slipway.network_arguments import STARTS
 from tests.data.raw_files import numbered_csv, write_csv
 from tests.data.test_data_stages import ROOT, digests, prepare, refusal, run
 
@@ -20,7 +21,8 @@ WINE = ROOT / "data" / "demo" / "wine.csv"
 
 def prepare_table(folder: Path, path: Path, task: str, target: str) -> None:
     gates = {"accuracy": {"min": 0.9, "max": None}} if task == "table_classification" else {"rmse": {"min": None, "max": 1.0}}
-    prepare(folder, path, data__task=task, data__target_column=target, train__network="tabm", evaluate__gates=gates)
+    network = {"train__network": "tabm", "train__network_arguments": yaml.safe_load(STARTS["tabm"])}
+    prepare(folder, path, data__task=task, data__target_column=target, evaluate__gates=gates, **network)
 
 
 def test_wine_goes_through_the_data_stages_twice_with_the_same_result(tmp_path: Path) -> None:
