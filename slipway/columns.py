@@ -132,7 +132,7 @@ def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell
     known = {column.name for column in contract.columns}
     for name in row:
         if name not in known:
-            raise CellError("unknown_column", str(name)[:80], f"there is no such column, expected {', '.join(sorted(known))}"[:1000])
+            raise CellError("unknown_column", str(name)[:80], f"there is no such column{_hint(name, known)}"[:1000])
     return {column.name: read_cell(row.get(column.name), column) for column in contract.columns}
 
 
@@ -174,6 +174,12 @@ def encode_rows(rows: Sequence[Mapping[str, Cell]], contract: ColumnContract) ->
     codes = [_codes([row[column.name] for row in rows], column) for column in contract.layout.categorical]
     _fill(encoded, numbers, codes, contract.layout)
     return encoded
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """By letters in any case alone: it costs no more than the list of names, whatever was sent."""
+    meant = sorted(column for column in known if column.strip().lower() == name.strip().lower()) if len(name) <= MAX_TEXT else []
+    return f"; did you mean {meant[0]!r}?" if meant else f", expected {', '.join(sorted(known))}"
 
 
 def _fill(

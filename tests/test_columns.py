@@ -170,6 +170,14 @@ def test_an_unknown_column_is_refused() -> None:
         read_row({"c": 1, "d": 2}, contract(column("c", "number")))
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("City", "did you mean 'city'"), (" city", "did you mean 'city'"), ("town", "expected city, size")]
+)
+def test_a_column_in_another_case_is_told_what_was_meant(name: str, hint: str) -> None:
+    with pytest.raises(CellError, match=hint):
+        read_row({name: "x"}, contract(column("city", "category", categories=["x"]), column("size", "number")))
+
+
 def test_values_come_first_then_indicators_then_codes() -> None:
     wanted = contract(
         column("town", "category", categories=["x", "y"], has_missing=True),
