@@ -7,7 +7,7 @@ Every mistake is named at once, an unknown key with the key it was probably mean
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -375,6 +375,8 @@ def _describe(detail: Any) -> str:
         return f"{key}: unknown key; {hint}"
     if detail["type"] == "missing":
         return f"{key}: missing; it has no default, see docs/params.md"
+    if detail["type"] == "model_type":
+        return f"{key}: found {detail['input']!r}, expected a mapping of {', '.join(_known_keys(place))}"
     message = detail["msg"].removeprefix("Value error, ") + _exponent_hint(detail["input"])
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
 
@@ -392,9 +394,12 @@ def _describe_gate(name: str, task: Task) -> str:
 
 
 def _known_keys(place: list[str]) -> list[str]:
-    model: type[BaseModel] = Params
+    kind: Any = Params
     for part in place:
-        field = model.model_fields.get(part)
-        annotation = field.annotation if field else None
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Gate
-    return list(model.model_fields)
+        field = kind.model_fields.get(part) if _is_section(kind) else None
+        kind = field.annotation if field else (get_args(kind) or (None,))[-1]  # an entry of a mapping: dict[str, Gate]
+    return list(kind.model_fields) if _is_section(kind) else []
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -15,7 +15,7 @@ from slipway.data.raw_tables import read_raw_table
 from slipway.data.rows import QUARANTINE, ROWS, write_table
 from slipway.data.table_cleaning import clean_table
 from slipway.data.table_files import write_cells
-from slipway.data.table_report import table_report
+from slipway.data.table_report import column_notes, conflict_hint, table_report
 from slipway.data.table_source import find_table
 from slipway.errors import DataError
 from slipway.params import DataParams, Params
@@ -38,13 +38,16 @@ def run(params: Params) -> None:
 
 def _run_table(params: Params, data: DataParams) -> None:
     table = clean_table(read_raw_table(find_table(data)), data, params.clean)
-    _check(table.cleaned, params)
+    notes = column_notes(table, COLUMNS.as_posix())
+    try:
+        _check(table.cleaned, params)
+    except DataError as error:
+        raise DataError(f"{error}{conflict_hint(table)}{notes}") from error
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
-    dropped = [f"\n  {column.name or repr('')}: {column.note}" for column in table.columns if column.kind == "ignore"]
-    print(_summary(table.cleaned) + (f"\nno inputs, see {COLUMNS}:" + "".join(dropped) if dropped else ""))
+    print(_summary(table.cleaned) + notes)
 
 
 def _run_images(params: Params, data: DataParams) -> None:
