@@ -27,6 +27,7 @@ REPORT = Path("reports/clean.json")
 PAGE = Path("reports/clean.html")
 COLUMNS = Path("reports/columns.yaml")
 REFUSED = Path(".work/clean/quarantine.parquet")  # stays for the user when the stage fails
+TRIED_COLUMNS = Path(".work/clean/columns.yaml")  # likewise
 NO_COLUMNS = "{} # images have no columns\n"
 
 
@@ -38,16 +39,16 @@ def run(params: Params) -> None:
 
 def _run_table(params: Params, data: DataParams) -> None:
     table = clean_table(read_raw_table(find_table(data)), data, params.clean)
-    notes = column_notes(table, COLUMNS.as_posix())
     try:
         _check(table.cleaned, params)
     except DataError as error:
-        raise DataError(f"{error}{conflict_hint(table)}{notes}") from error
+        files.write_text(TRIED_COLUMNS, table.columns_yaml)
+        raise DataError(f"{error}{conflict_hint(table)}{column_notes(table, TRIED_COLUMNS.as_posix())}") from error
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
-    print(_summary(table.cleaned) + notes)
+    print(_summary(table.cleaned) + column_notes(table, COLUMNS.as_posix()))
 
 
 def _run_images(params: Params, data: DataParams) -> None:

@@ -54,9 +54,9 @@ def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> C
 
 
 def column_notes(table: CleanedTable, page: str) -> str:
-    """A line for each column that is no input, "" where all are."""
+    """Where the columns' kinds are written down, with a line for each column that is no input."""
     dropped = [f"  {column.name or repr('')}: {column.note}" for column in table.columns if column.kind == "ignore"]
-    return "\n".join([f"\nno inputs, see {page}:", *dropped]) if dropped else ""
+    return "\n".join([f"\nthe columns' kinds are in {page}{'; no inputs:' if dropped else ''}", *dropped])
 
 
 def conflict_hint(table: CleanedTable) -> str:

@@ -69,6 +69,14 @@ def test_the_report_names_the_columns_that_are_no_inputs(tmp_path: Path) -> None
     assert report["columns"][2]["note"] == "ids or free text: 200 different values in 200 cells"
 
 
+def test_a_failed_clean_leaves_the_kinds_to_be_corrected(tmp_path: Path) -> None:
+    path = numbered_csv(tmp_path / "t.csv", num_rows=40, a_3="x", a_4="x", b_5="x")
+    prepare_table(tmp_path, path, "table_regression", "target")
+    assert "the columns' kinds are in .work/clean/columns.yaml" in refusal(tmp_path, "clean")
+    kinds = yaml.safe_load((tmp_path / ".work/clean/columns.yaml").read_text())
+    assert kinds["b"] == {"kind": "number", "min": None, "max": None, "required": False}
+
+
 def mixed_file(folder: Path, suffix: str) -> Path:
     """Every kind of column, quotes and missing cells."""
     towns = ["Oslo", '"Bergen, south"', "", "Tromsø"]
