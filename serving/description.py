@@ -10,6 +10,7 @@ from slipway.columns import Column, ColumnContract
 from slipway.input_contract import InputContract
 from slipway.preprocess import ImageContract
 
+_MANY_DIGITS = 1e9  # from here on a whole number is shown in short, too
 _JSON_TYPES = {"number": "number", "category": "string", "boolean": "boolean", "date": "string"}
 
 
@@ -58,7 +59,14 @@ def _example(column: Column) -> Any:
         return column.fill >= 0.5
     if column.kind == "date":
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=round(column.fill))).date().isoformat()
-    return int(column.fill) if column.fill.is_integer() else column.fill
+    return int(column.fill) if column.fill.is_integer() and abs(column.fill) < _MANY_DIGITS else _short(column)
+
+
+def _short(column: Column) -> float:
+    """The median in the digits that people write, unless that is out of bounds."""
+    short = float(f"{column.fill:.6g}")
+    is_within = (column.min is None or short >= column.min) and (column.max is None or short <= column.max)
+    return short if is_within else column.fill
 
 
 def _schema(column: Column) -> dict[str, Any]:

@@ -57,9 +57,16 @@ def _takes(column: dict[str, Any]) -> str:
     if column["kind"] == "category":
         categories = column["categories"]
         num_more = len(categories) - _SHOWN_CATEGORIES
-        listed = ", ".join(categories[:_SHOWN_CATEGORIES]) + (f" and {num_more} more" if num_more > 0 else "")
+        listed = ", ".join(_unmistakable(category) for category in categories[:_SHOWN_CATEGORIES]) + (
+            f" and {num_more} more" if num_more > 0 else ""
+        )
         return f"{listed}; {_OTHERS[column['other_categories']]}"
     if column["kind"] == "number":
         bounds = [f"{word} {column[key]:g}" for word, key in (("from", "min"), ("to", "max")) if column[key] is not None]
         return " ".join(["a number", *bounds])
     return "true or false" if column["kind"] == "boolean" else "a date, such as 2026-11-20"
+
+
+def _unmistakable(category: str) -> str:
+    """In quotes where its own commas or quotes would be taken for those of the list."""
+    return json.dumps(category, ensure_ascii=False) if any(mark in category for mark in ',;"') else category

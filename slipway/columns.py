@@ -9,6 +9,7 @@ network could not learn a sign for it: they take the place of the training rows'
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import Any, Literal
@@ -23,6 +24,7 @@ Kind = Literal["number", "category", "boolean", "date"]
 MAX_TEXT = 256  # characters of a category
 _SECONDS_PER_DAY = 86400
 _SHOWN_CATEGORIES = 8
+_BLOCK_ROWS = 1 << 14
 
 
 class ColumnType(Contract):
@@ -58,6 +60,18 @@ class Column(ColumnType):
         return {category: position for position, category in enumerate(self.categories, start=1)}
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """A contract as arrays, so that a row is encoded with the same few calls whatever the number of its columns."""
+
+    names: list[str]  # of the numbers, booleans and dates
+    fills: NDArray[np.float64]  # (numeric,) like the next two
+    means: NDArray[np.float64]
+    stds: NDArray[np.float64]
+    indicated: NDArray[np.intp]  # positions in `names`
+    categorical: list[Column]
+
+
 class ColumnContract(Contract):
     """What a network takes: float32, laid out (rows, width).
 
@@ -86,7 +100,20 @@ class ColumnContract(Contract):
     @property
     def shape(self) -> tuple[int]:
         """(width,) of one row."""
-        return (len(self.numeric) + len(self.indicated) + len(self.categorical),)
+        return (len(self.layout.names) + len(self.layout.indicated) + len(self.layout.categorical),)
+
+    @cached_property
+    def layout(self) -> _Layout:
+        """What `encode` takes of it."""
+        numeric = self.numeric
+        return _Layout(
+            names=[column.name for column in numeric],
+            fills=np.array([column.fill for column in numeric], np.float64),
+            means=np.array([column.mean for column in numeric], np.float64),
+            stds=np.array([column.std for column in numeric], np.float64),
+            indicated=np.flatnonzero([column.has_missing for column in numeric]),
+            categorical=self.categorical,
+        )
 
     @property
     def dtype(self) -> type[np.float32]:
@@ -105,7 +132,7 @@ def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell
     known = {column.name for column in contract.columns}
     for name in row:
         if name not in known:
-            raise CellError("unknown_column", str(name)[:80], f"there is no such column, expected {', '.join(sorted(known))}"[:1000])
+            raise CellError("unknown_column", str(name)[:80], f"there is no such column{_hint(name, known)}"[:1000])
     return {column.name: read_cell(row.get(column.name), column) for column in contract.columns}
 
 
@@ -130,24 +157,50 @@ def encode(columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: Colum
 
     CellError if a value is beyond float32's range once it is standardised.
     """
-    values, indicators = [], []
-    for column in contract.numeric:
-        numbers = np.array(columns[column.name], dtype=np.float64)  # None becomes NaN
-        missing = np.isnan(numbers)
-        with np.errstate(over="ignore"):
-            standardised = ((np.where(missing, column.fill, numbers) - column.mean) / column.std).astype(np.float32)
-        if not np.isfinite(standardised).all():
-            raise CellError("out_of_range", column.name, "a number is too large to be standardised in 32 bits")
-        values.append(standardised)
-        if column.has_missing:
-            indicators.append(missing.astype(np.float32))
-    codes = [_codes(columns[column.name], column) for column in contract.categorical]
-    return np.stack([*values, *indicators, *codes], axis=1) if contract.columns else np.empty((0, 0), np.float32)
+    num_rows = len(columns[contract.columns[0].name]) if contract.columns else 0
+    encoded = np.empty((num_rows, *contract.shape), np.float32)
+    for begin in range(0, num_rows, _BLOCK_ROWS):  # what lies between is in 64 bits: never of all rows at once
+        block = slice(begin, begin + _BLOCK_ROWS)
+        numbers = [np.array(columns[name][block], np.float64) for name in contract.layout.names]  # None becomes NaN
+        codes = [_codes(columns[column.name][block], column) for column in contract.layout.categorical]
+        _fill(encoded[block], numbers, codes, contract.layout)
+    return encoded
 
 
 def encode_rows(rows: Sequence[Mapping[str, Cell]], contract: ColumnContract) -> NDArray[np.float32]:
     """(rows, width) float32 from what `read_row` gave."""
-    return encode({column.name: [row[column.name] for row in rows] for column in contract.columns}, contract)
+    encoded = np.empty((len(rows), *contract.shape), np.float32)
+    numbers = [[row[name] for row in rows] for name in contract.layout.names]
+    codes = [_codes([row[column.name] for row in rows], column) for column in contract.layout.categorical]
+    _fill(encoded, numbers, codes, contract.layout)
+    return encoded
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """By letters in any case alone: it costs no more than the list of names, whatever was sent."""
+    meant = sorted(column for column in known if column.strip().lower() == name.strip().lower()) if len(name) <= MAX_TEXT else []
+    return f"; did you mean {meant[0]!r}?" if meant else f", expected {', '.join(sorted(known))}"
+
+
+def _fill(
+    encoded: NDArray[np.float32],
+    numbers: Sequence[Sequence[Cell] | NDArray[np.float64]],
+    codes: Sequence[NDArray[np.float32]],
+    layout: _Layout,
+) -> None:
+    """Write (rows, width) from the rows of each number, None or NaN where one is missing, and of each category."""
+    end = len(numbers)
+    matrix = np.array(numbers, np.float64).reshape(end, len(encoded)).T  # (rows, numeric)
+    missing = np.isnan(matrix)
+    with np.errstate(over="ignore"):
+        encoded[:, :end] = (np.where(missing, layout.fills, matrix) - layout.means) / layout.stds
+    finite = np.isfinite(encoded[:, :end])
+    if not finite.all():
+        first = int(np.argmin(finite.all(axis=0)))
+        raise CellError("out_of_range", layout.names[first], "a number is too large to be standardised in 32 bits")
+    encoded[:, end : end + len(layout.indicated)] = missing[:, layout.indicated]
+    for position, column in enumerate(codes, start=end + len(layout.indicated)):
+        encoded[:, position] = column
 
 
 def days_since_1970(moment: datetime) -> float:

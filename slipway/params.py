@@ -7,7 +7,7 @@ Every mistake is named at once, an unknown key with the key it was probably mean
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 
 from slipway.contract import Task, is_classification, is_table, metric_names
 from slipway.errors import ParamsError
+from slipway.network_arguments import STARTS, argument_mistakes
 from slipway.preprocess import MAX_PIXELS
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -237,6 +238,12 @@ class TrainParams(_Section):
             raise ValueError(f"warmup_epochs is {self.warmup_epochs}, expected less than epochs {self.epochs}")
         return self
 
+    @model_validator(mode="after")
+    def _arguments_fit_the_network(self) -> Self:
+        if mistakes := argument_mistakes(self.network, self.network_arguments):
+            raise ValueError(mistakes)
+        return self
+
 
 class Gate(_Section):
     """A required range of a metric; null for no bound."""
@@ -325,7 +332,8 @@ class Params(_Section):
                 f"precompute.image_size_px {self.precompute.image_size_px}"
             )
         if is_table(self.data.task) != (self.train.network == "tabm"):
-            expected = "'tabm'" if is_table(self.data.task) else "'small_resnet' or 'timm/NAME'"
+            table = f"'tabm', with network_arguments: {STARTS['tabm']}"
+            expected = table if is_table(self.data.task) else "'small_resnet' or 'timm/NAME'"
             problems.append(f"train.network is {self.train.network!r}, but data.task is {self.data.task!r}, which takes {expected}")
         if self.split.time_cuts is not None and self.data.time_column is None:
             problems.append("split.time_cuts is set, but data.time_column is null")
@@ -389,6 +397,8 @@ def _describe(detail: Any) -> str:
         return f"{key}: unknown key; {hint}"
     if detail["type"] == "missing":
         return f"{key}: missing; it has no default, see docs/params.md"
+    if detail["type"] == "model_type":
+        return f"{key}: found {detail['input']!r}, expected a mapping of {', '.join(_known_keys(place))}"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
 
@@ -400,9 +410,12 @@ def _describe_gate(name: str, task: Task) -> str:
 
 
 def _known_keys(place: list[str]) -> list[str]:
-    model: type[BaseModel] = Params
+    kind: Any = Params
     for part in place:
-        field = model.model_fields.get(part)
-        annotation = field.annotation if field else None
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Gate
-    return list(model.model_fields)
+        field = kind.model_fields.get(part) if _is_section(kind) else None
+        kind = field.annotation if field else (get_args(kind) or (None,))[-1]  # an entry of a mapping: dict[str, Gate]
+    return list(kind.model_fields) if _is_section(kind) else []
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

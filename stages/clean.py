@@ -15,7 +15,7 @@ from slipway.data.raw_tables import read_raw_table
 from slipway.data.rows import QUARANTINE, ROWS, write_table
 from slipway.data.table_cleaning import clean_table
 from slipway.data.table_files import write_cells
-from slipway.data.table_report import table_report
+from slipway.data.table_report import column_notes, conflict_hint, table_report
 from slipway.data.table_source import find_table
 from slipway.errors import DataError
 from slipway.params import DataParams, Params
@@ -27,6 +27,7 @@ REPORT = Path("reports/clean.json")
 PAGE = Path("reports/clean.html")
 COLUMNS = Path("reports/columns.yaml")
 REFUSED = Path(".work/clean/quarantine.parquet")  # stays for the user when the stage fails
+TRIED_COLUMNS = Path(".work/clean/columns.yaml")  # likewise
 NO_COLUMNS = "{} # images have no columns\n"
 
 
@@ -41,13 +42,16 @@ def _run_table(params: Params, data: DataParams) -> None:
     if data.digests:
         read_digests(Path(data.digests), Path(data.path)).check_file(path)
     table = clean_table(read_raw_table(path), data, params.clean)
-    _check(table.cleaned, params)
+    try:
+        _check(table.cleaned, params)
+    except DataError as error:
+        files.write_text(TRIED_COLUMNS, table.columns_yaml)
+        raise DataError(f"{error}{conflict_hint(table)}{column_notes(table, TRIED_COLUMNS.as_posix())}") from error
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
-    dropped = [f"\n  {column.name}: {column.note}" for column in table.columns if column.kind == "ignore"]
-    print(_summary(table.cleaned) + (f"\nno inputs, see {COLUMNS}:" + "".join(dropped) if dropped else ""))
+    print(_summary(table.cleaned) + column_notes(table, COLUMNS.as_posix()))
 
 
 def _run_images(params: Params, data: DataParams) -> None:

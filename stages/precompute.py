@@ -18,7 +18,7 @@ from slipway.data.progress import progress
 from slipway.data.rows import SPLIT_ROWS, read_table
 from slipway.data.store_form import store_form
 from slipway.data.table_files import read_cells
-from slipway.data.table_packing import pack_table
+from slipway.data.table_packing import pack_table, rare_categories
 from slipway.data.work_folder import work_folder
 from slipway.params import Params
 
@@ -41,7 +41,9 @@ def _run_table(params: Params) -> None:
         print(f"tables have no pixels: without effect here are {', '.join(key for key, asked in in_vain.items() if asked)}")
     with files.new_directory(PACKED) as folder:
         contract = pack_table(rows, cells, types, params.precompute, params.data.task, folder)
-    print(f"packed {rows.num_rows} rows of {len(contract.columns)} columns, {contract.shape[0]} numbers each, into {PACKED}")
+    notes = rare_categories(cells, contract, params.precompute.max_categories)
+    packed = f"packed {rows.num_rows} rows of {len(contract.columns)} columns, {contract.shape[0]} numbers each, into {PACKED}"
+    print("\n".join([packed, *notes]))
 
 
 def _run_images(params: Params) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from slipway.columns import MAX_TEXT, Column, ColumnContract, Kind, encode, encode_rows, read_date, read_row
+from slipway.columns import _BLOCK_ROWS, MAX_TEXT, Column, ColumnContract, Kind, encode, encode_rows, read_date, read_row
 from slipway.errors import CellError
 
 FINITE = st.floats(-1e30, 1e30, allow_nan=False)
@@ -67,6 +68,43 @@ def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(data: st
     assert together.dtype == np.float32
     assert np.concatenate(alone).tobytes() == together.tobytes()
     assert np.isfinite(together).all()
+
+
+def column_by_column(columns: dict[str, Any], wanted: ColumnContract) -> NDArray[np.float32]:
+    """What `encode` does, written plainly."""
+    values, indicators, codes = [], [], []
+    for found in wanted.columns:
+        cells = columns[found.name]
+        if found.kind == "category":
+            unknown = 0 if found.has_missing else 1
+            codes.append(
+                np.array([found.categories.index(cell) + 1 if cell in found.categories else unknown for cell in cells], np.float32)
+            )
+            continue
+        numbers = np.array(cells, np.float64)
+        missing = np.isnan(numbers)
+        values.append(((np.where(missing, found.fill, numbers) - found.mean) / found.std).astype(np.float32))
+        if found.has_missing:
+            indicators.append(missing.astype(np.float32))
+    return np.stack([*values, *indicators, *codes], axis=1)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_all_columns_at_once_are_the_columns_one_by_one_bit_for_bit(data: st.DataObject) -> None:
+    wanted = data.draw(contracts())
+    typed = [read_row(row, wanted) for row in data.draw(json_rows(wanted))]
+    columns = {found.name: [row[found.name] for row in typed] for found in wanted.columns}
+    expected = column_by_column(columns, wanted).tobytes()
+    assert encode(columns, wanted).tobytes() == encode_rows(typed, wanted).tobytes() == expected
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, _BLOCK_ROWS, 2 * _BLOCK_ROWS + 1])
+def test_any_number_of_rows_is_encoded(num_rows: int) -> None:
+    wanted = contract(column("a", "number", has_missing=True, mean=3.0, std=7.0), column("b", "category", categories=["x", "y"]))
+    numbers = np.arange(num_rows, dtype=np.float64)
+    columns: dict[str, Any] = {"a": np.where(numbers % 5 == 0, np.nan, numbers), "b": ["xy"[row % 2] for row in range(num_rows)]}
+    assert encode(columns, wanted).tobytes() == column_by_column(columns, wanted).tobytes()
 
 
 @settings(deadline=None)
@@ -132,6 +170,14 @@ def test_an_unknown_column_is_refused() -> None:
         read_row({"c": 1, "d": 2}, contract(column("c", "number")))
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("City", "did you mean 'city'"), (" city", "did you mean 'city'"), ("town", "expected city, size")]
+)
+def test_a_column_in_another_case_is_told_what_was_meant(name: str, hint: str) -> None:
+    with pytest.raises(CellError, match=hint):
+        read_row({name: "x"}, contract(column("city", "category", categories=["x"]), column("size", "number")))
+
+
 def test_values_come_first_then_indicators_then_codes() -> None:
     wanted = contract(
         column("town", "category", categories=["x", "y"], has_missing=True),
@@ -147,3 +193,7 @@ def test_a_number_too_large_for_32_bits_is_refused_by_name() -> None:
     with pytest.raises(CellError, match="too large to be standardised") as caught:
         encode({"c": [1e300]}, contract(column("c", "number")))
     assert caught.value.column == "c"
+    wide = contract(column("a", "number"), column("b", "number"), column("c", "number"))
+    with pytest.raises(CellError) as caught:
+        encode_rows([{"a": 1.0, "b": 1.0, "c": -1e300}, {"a": None, "b": 1e39, "c": 0.0}], wide)
+    assert caught.value.column == "b"

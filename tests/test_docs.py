@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from slipway.data.rules import IMAGE_RULES, TABLE_RULES
-from slipway.params import Gate, Params
+from slipway.params import Gate, Params, parse_params
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/params.md").read_text()
@@ -162,3 +162,14 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     assert version
     assert newest
     assert newest[1] == version[1]
+
+
+def test_the_block_for_tables_is_all_that_has_to_change() -> None:
+    content, block = (yaml.safe_load(text) for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/tables.md")))
+    for section, changes in block.items():
+        content[section] |= changes
+    assert parse_params(content).data.path == "data/demo/wine.csv"
+
+
+def _first_block(page: str) -> str:
+    return (ROOT / page).read_text().split("```yaml\n")[1].split("```")[0]

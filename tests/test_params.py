@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from slipway.errors import ParamsError
+from slipway.network_arguments import STARTS, argument_mistakes
 from slipway.params import Params, load_params, parse_params
 
 CONTENT: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
@@ -62,6 +63,9 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__learning_rte": 0.1}, "train.learning_rte: unknown key; did you mean 'learning_rate'?"),
         ({"trian": {}}, "trian: unknown key; did you mean 'train'?"),
         ({"evaluate__gates__accuracy__mni": 0.1}, "mni: unknown key; did you mean 'min'?"),
+        ({"data__columns": {"age": "number"}}, "data.columns.age: found 'number', expected a mapping of kind, min, max, required"),
+        ({"data__columns": {"age": {"kidn": 1}}}, "data.columns.age.kidn: unknown key; did you mean 'kind'?"),
+        ({"split": 3}, "split: found 3, expected a mapping of train, val, test"),
         ({"train__epochs": "thirty"}, "train.epochs: found 'thirty'"),
         ({"train__epochs": 3.5}, "train.epochs: found 3.5"),
         ({"train__epochs": True}, "train.epochs: found True"),
@@ -111,6 +115,21 @@ def test_every_mistake_is_named_at_once() -> None:
     text = message(content(seed="x", train__epochs=0, clean__min_sid=3))
     assert "has 3 mistakes" in text
     assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))
+
+
+def test_arguments_that_do_not_fit_the_network_are_found_before_any_stage_with_a_line_that_does() -> None:
+    table = {"data__task": "table_classification", "data__target_column": "y", "train__network": "tabm"}
+    text = message(content(**table))
+    assert "blocks: unknown argument; did you mean 'num_blocks'?" in text
+    assert "num_bins: missing" in text
+    start = text.partition("network_arguments: {")[2]
+    assert parse_params(content(**table, train__network_arguments=yaml.safe_load("{" + start)))
+
+
+@pytest.mark.parametrize("network", STARTS)
+def test_a_line_to_begin_with_is_right(network: str) -> None:
+    assert argument_mistakes(network, yaml.safe_load(STARTS[network])) == ""
+    assert "dropout: missing" in argument_mistakes(network, {})
 
 
 def test_params_cannot_be_changed_afterwards() -> None:

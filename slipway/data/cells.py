@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.columns import MAX_TEXT, Kind, read_date
-from slipway.data.raw_tables import NOT_UTF8, RawColumn
+from slipway.data.raw_tables import EXACT_INTEGERS, NOT_UTF8, RawColumn
 
 MISSING_WORDS = ("", "na", "n/a", "null", "none", "nan")
 TRUE_WORDS = ("true", "yes", "t", "y")
@@ -182,13 +182,22 @@ def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
     is_number = np.zeros(len(raw.values), bool)
     if raw.stored != "boolean":
         numbers, states = _numbers(raw)
-        is_number = states == GOOD
+        is_number = (states == GOOD) & ~_loses_digits(raw, numbers)
         cells[:-1][is_number, 0] = _NUMBER_MARK
         cells[:-1][is_number, 8:] = numbers[is_number].astype("<f8").view(np.uint8).reshape(-1, 8)
     for index in np.flatnonzero(~is_number & ~is_missing(raw)):
         text = _as_text(raw.values[int(index)].as_py())
         cells[index] = np.frombuffer(bytes([_TEXT_MARK]) + _digest(text, _CELL_BYTES - 1, key=name), np.uint8)
     return cells
+
+
+def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(U,) whole numbers as text that no float64 is equal to: ids beyond 2**53, which must not become one row's."""
+    found = np.zeros(len(numbers), bool)
+    for index in np.flatnonzero(np.abs(numbers) >= EXACT_INTEGERS) if raw.stored == "text" else ():
+        text = raw.values[int(index)].as_py()
+        found[index] = text.lstrip("+-").isdecimal() and int(text) != int(numbers[index])
+    return found
 
 
 def _digest(text: str, size: int, key: bytes = b"") -> bytes:

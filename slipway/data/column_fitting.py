@@ -31,9 +31,7 @@ def fit_columns(cells: pa.Table, is_training: NDArray[np.bool_], types: Sequence
         except DataError as error:
             problems.append(f"  {error}")
     if problems:
-        raise DataError(
-            f"{len(problems)} columns cannot be fitted:\n" + "\n".join(problems) + "\nBound or ignore them in data.columns, or add data."
-        )
+        raise DataError("some columns cannot be fitted:\n" + "\n".join(problems) + "\nBound or ignore them in data.columns, or add data.")
     return ColumnContract(kind="columns", columns=columns)
 
 

@@ -22,6 +22,8 @@ from slipway.params import ColumnParams
 USUAL_SHARE = 0.95  # of the present cells that are numbers (or dates) makes a column one of them
 _MAX_FEW = 20  # distinct texts that may be categories in any table
 _MAX_DISTINCT_SHARE = 0.5  # of the present cells; with more distinct texts than this they are ids or free text
+# Numbers as people write them: a comma before the decimals, or marks between the thousands.
+_WRITTEN = r"^[+-]?([0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+|[0-9]+)([.,][0-9]+)?([eE][+-]?[0-9]+)?$"
 _MIN_COUNTED = 20  # rows from which on 0, 1, 2, ... is taken for a counter
 
 
@@ -83,6 +85,9 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
         return _number(raw)
     if _share(raw, "date", counts, present) >= USUAL_SHARE:
         return ColumnGuess(raw.name, "date", "")
+    written = pc.match_substring_regex(raw.values, _WRITTEN).to_numpy(zero_copy_only=False)
+    if counts[written].sum() >= USUAL_SHARE * present:
+        return ColumnGuess(raw.name, "ignore", _as_written(raw, written))
     long = counts[typed_column(raw, "category").states[:-1] == BAD].sum()
     if long > (1 - USUAL_SHARE) * present:
         return ColumnGuess(raw.name, "ignore", f"free text: {long} cells have more than {MAX_TEXT} characters")
@@ -90,6 +95,15 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
     if distinct > max(_MAX_FEW, _MAX_DISTINCT_SHARE * present):
         return ColumnGuess(raw.name, "ignore", f"ids or free text: {distinct} different values in {present} cells")
     return ColumnGuess(raw.name, "category", "")
+
+
+def _as_written(raw: RawColumn, written: NDArray[np.bool_]) -> str:
+    plain = typed_column(raw, "number").states[:-1] == GOOD
+    example = raw.values[int(np.flatnonzero(written & ~plain)[0])].as_py()
+    return (
+        f"its cells look like numbers with a decimal comma or thousands separators, such as {example!r}: "
+        "write them like -1234.5, or name its kind in data.columns"
+    )
 
 
 def _share(raw: RawColumn, kind: Kind, counts: NDArray[np.int64], present: int) -> float:

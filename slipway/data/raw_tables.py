@@ -24,6 +24,7 @@ from slipway.errors import DataError
 Stored = Literal["text", "number", "boolean", "other"]
 DELIMITERS = (",", ";", "\t")
 NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
+EXACT_INTEGERS = 2**53  # up to here a float64 holds every whole number
 _INDEX_NAME = r"\s*|__index_level_\d+__|Unnamed: \d+"  # as pandas writes its row index into files, and reads it back
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
@@ -33,8 +34,8 @@ _MAX_BLOCK_BYTES = (1 << 31) - 1
 class RawColumn:
     """One column as it is stored. Dates are text (ISO 8601); `other` is what Slipway has no kind for (lists, bytes).
 
-    `values` are its U distinct cells: stripped text, float64 or bool, without null. `codes` (N,) is the index of each row's
-    cell in it, -1 where there is none.
+    `values` are its U distinct cells: stripped text (also for integers that float64 cannot hold), float64 or bool, without null.
+    `codes` (N,) is the index of each row's cell in it, -1 where there is none.
     """
 
     name: str
@@ -84,7 +85,7 @@ def _read_csv(path: Path) -> RawTable:
             raise _unreadable_csv(path, again) from again
     kept = np.ones(table.num_rows + len(malformed), bool)
     kept[[number for number, _ in malformed]] = False
-    columns = {name: _text_column(name, table.column(index)) for index, name in enumerate(names)}
+    columns = {name.strip(): _text_column(name.strip(), table.column(index)) for index, name in enumerate(names)}
     return RawTable(columns, np.flatnonzero(kept), malformed)
 
 
@@ -127,7 +128,7 @@ def _as_utf8(payload: bytes) -> bytes:
 
 
 def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
-    """The separator and the names of the columns; DataError where there are none to tell columns by."""
+    """The separator and the names of the columns as they stand there; DataError where there are none to tell columns by."""
     lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", newline="")
     try:
         first = next(line for line in lines if line.strip("\r\n"))
@@ -138,7 +139,7 @@ def _header(path: Path, payload: bytes) -> tuple[str, list[str]]:
         raise _unreadable_csv(path, error) from error
     if any(NOT_UTF8 in name for name in names):
         raise _unreadable_csv(path, f"its header is no UTF-8: {', '.join(names)[:200]}")
-    _check_names(path, names)
+    _check_names(path, [name.strip() for name in names])
     return delimiter, names
 
 
@@ -171,6 +172,8 @@ def _stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
         return _text_column(name, column.cast(pa.string()))
     if pa.types.is_boolean(kind):
         return _encoded(name, "boolean", column, kind)
+    if pa.types.is_integer(kind) and _is_beyond_float(column):
+        return _encoded(name, "text", column.cast(pa.string()), kind)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return _encoded(name, "number", pc.cast(column, pa.float64(), safe=False), kind)
     if pa.types.is_date(kind):
@@ -179,6 +182,11 @@ def _stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
         utc = pc.cast(column, pa.timestamp("us", kind.tz and "UTC"), safe=False)  # below microseconds it is cut
         return _encoded(name, "text", pc.strftime(utc, "%Y-%m-%dT%H:%M:%S"), kind)
     return RawColumn(name, "other", pa.array([], pa.string()), np.full(len(column), -1), str(kind))
+
+
+def _is_beyond_float(column: pa.ChunkedArray) -> bool:
+    ends = [end for end in pc.min_max(column).as_py().values() if end is not None]
+    return any(abs(end) > EXACT_INTEGERS for end in ends)
 
 
 def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataType) -> RawColumn:

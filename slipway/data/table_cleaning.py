@@ -95,6 +95,8 @@ def check_columns(raw: RawTable, data: DataParams) -> None:
     problems += [f"  data.columns names {name!r}, which is no input but {twice[name][0]}" for name in dict.fromkeys(special)]
     if ID_COLUMN in raw.columns:
         problems.append(f"  the name {ID_COLUMN!r} is Slipway's own; rename that column")
+    if problems and len(raw.columns) == 1:
+        problems.append("  There is one column only: in a CSV the header's names are separated by commas, semicolons or tabs.")
     if problems:
         raise DataError(f"{data.path!r} has the columns {', '.join(raw.columns) or 'none'}.\n" + "\n".join(problems))
     if not raw.num_read:
@@ -102,7 +104,8 @@ def check_columns(raw: RawTable, data: DataParams) -> None:
 
 
 def _hint(name: str, raw: RawTable) -> str:
-    close = get_close_matches(name, list(raw.columns), n=1, cutoff=0.5)
+    same = [column for column in raw.columns if column.lower() == name.strip().lower()]
+    close = same or get_close_matches(name, list(raw.columns), n=1, cutoff=0.5)
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 

@@ -60,6 +60,22 @@ def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float3
         raise DataError(f"{error}: up to {largest:g}. Give the column a min and max in data.columns, or ignore it.") from error
 
 
+def rare_categories(cells: pa.Table, contract: ColumnContract, max_categories: int) -> list[str]:
+    """What `max_categories` leaves out of each column of the typed `cells`, as sentences."""
+    found = []
+    for column in contract.categorical:
+        if len(column.categories) < max_categories:
+            continue
+        present = cells[column.name].drop_null()
+        others = present.filter(pc.invert(pc.is_in(present, pa.array(column.categories))))
+        if len(others):
+            found.append(
+                f"{column.name}: {pc.count_distinct(others).as_py():,} of its {pc.count_distinct(present).as_py():,} categories, in "
+                f"{len(others):,} rows, count as missing: precompute.max_categories is {max_categories}"
+            )
+    return found
+
+
 def _as_sequence(column: pa.ChunkedArray) -> list[str | None] | NDArray[np.float64]:
     if pa.types.is_string(column.type):
         texts: list[str | None] = column.to_pylist()

@@ -28,6 +28,20 @@ def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> C
     )
 
 
+def column_notes(table: CleanedTable, page: str) -> str:
+    """Where the columns' kinds are written down, with a line for each column that is no input."""
+    dropped = [f"  {column.name or repr('')}: {column.note}" for column in table.columns if column.kind == "ignore"]
+    return "\n".join([f"\nthe columns' kinds are in {page}{'; no inputs:' if dropped else ''}", *dropped])
+
+
+def conflict_hint(table: CleanedTable) -> str:
+    """What to do where equal inputs with different answers are many, "" where there are none."""
+    rules = set(table.cleaned.quarantine["rule"].to_pylist())
+    if not rules & {"conflicting_label", "conflicting_target"}:
+        return ""
+    return "\nWhere equal inputs have different answers by nature, set clean.rules.conflicting_label to flag."
+
+
 def _flagged(flags: list[tuple[str, str, str]]) -> dict[str, RuleCount]:
     if not flags:
         return {}

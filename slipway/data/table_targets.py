@@ -15,6 +15,10 @@ from slipway.data.raw_tables import NOT_UTF8, RawColumn, RawTable
 from slipway.errors import DataError
 from slipway.params import CleanParams, DataParams
 
+_MANY_CLASSES = 20
+_MAX_DISTINCT_SHARE = 0.5  # of the rows that have a class; each class needs several
+_SHOWN, _SHOWN_CHARACTERS = 3, 40
+
 
 @dataclass(frozen=True)
 class Annotations:
@@ -67,6 +71,7 @@ def _label(value: str | float | bool) -> str:
 
 def _labels(raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger) -> NDArray[np.object_]:
     found = _texts(raw, frozenset([*(data.classes or []), *data.label_map]))
+    _require_classes(raw, found)
     ledger.apply_to_cells("refuse", _cells(raw, _is_none(found)[raw.codes], "missing_label", "a class"))
     garbled = np.array([text is not None and NOT_UTF8 in text for text in found], np.bool_)
     ledger.apply_to_cells("refuse", _cells(raw, garbled[raw.codes], "type_violation", "a class in UTF-8 text"))
@@ -81,8 +86,25 @@ def _labels(raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger
     return meant[raw.codes]
 
 
+def _require_classes(raw: RawColumn, found: NDArray[np.object_]) -> None:
+    """DataError where most rows have a class of their own."""
+    present = int((~_is_none(found))[raw.codes].sum())
+    distinct = len({text for text in found if text is not None})
+    if distinct > max(_MANY_CLASSES, _MAX_DISTINCT_SHARE * present):
+        raise DataError(
+            f"data.target_column {raw.name!r} has {distinct} different values in {present} rows "
+            f"({_examples(raw, ~_is_none(found)[:-1])}, ...), expected a few classes. "
+            "For numbers set data.task to table_regression; a class needs rows in every split."
+        )
+
+
 def _targets(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
     typed = typed_column(raw, "number")
+    if not (typed.states == GOOD).any() and (typed.states == BAD).any():
+        raise DataError(
+            f"data.target_column {raw.name!r} holds no number, but {_examples(raw, typed.states[:-1] == BAD)}. "
+            "Numbers are written like -1234.5; for classes set data.task to table_classification."
+        )
     ledger.apply_to_cells("refuse", _cells(raw, typed.cell_states == MISSING, "missing_target", "a number"))
     infinite = np.array([_is_infinite(value) for value in raw.values.filter(typed.states[:-1] == BAD).to_pylist()], bool)
     beyond = np.zeros(len(typed.states), bool)
@@ -90,6 +112,10 @@ def _targets(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
     ledger.apply_to_cells("refuse", _cells(raw, beyond[raw.codes], "non_finite_target", "a finite number"))
     ledger.apply_to_cells("refuse", _cells(raw, ((typed.states == BAD) & ~beyond)[raw.codes], "not_a_number", "a number"))
     return typed.cells.astype(np.float64)
+
+
+def _examples(raw: RawColumn, wanted: NDArray[np.bool_]) -> str:
+    return ", ".join(repr(value)[:_SHOWN_CHARACTERS] for value in raw.values.filter(wanted)[:_SHOWN].to_pylist())
 
 
 def _is_infinite(value: str | float | bool) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from slipway import files
@@ -25,8 +25,9 @@ from slipway.contract import Contract, Task, is_classification
 from slipway.data.packed import TargetScale
 from slipway.errors import IntegrityError, ParamsError, SchemaError
 from slipway.input_contract import InputContract
-from slipway.training.small_resnet import SmallResnet, SmallResnetArguments
-from slipway.training.tabm_network import RowEncoding, Tabm, TabmArguments
+from slipway.network_arguments import SmallResnetArguments, TabmArguments, argument_mistakes
+from slipway.training.small_resnet import SmallResnet
+from slipway.training.tabm_network import RowEncoding, Tabm
 
 FORMAT_VERSION = 2
 _TIMM = "timm/"
@@ -215,21 +216,9 @@ def _table_network(spec: NetworkSpec, contract: ColumnContract) -> TableNetwork:
 
 
 def _parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
-    try:
-        return kind.model_validate(spec.arguments)
-    except ValidationError as error:
-        known = list(kind.model_fields)
-        lines = [f"  {_describe_argument(detail, known)}" for detail in error.errors(include_url=False)]
-        raise ParamsError(f"train.network_arguments of {spec.name}:\n" + "\n".join(lines)) from None
-
-
-def _describe_argument(detail: Any, known: list[str]) -> str:
-    key = ".".join(map(str, detail["loc"]))
-    if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown argument{_did_you_mean(key, known)} It takes {', '.join(known)}."
-    if detail["type"] == "missing":
-        return f"{key}: missing. It takes {', '.join(known)}."
-    return f"{key}: found {detail['input']!r}. {detail['msg']}"
+    if mistakes := argument_mistakes(spec.name, spec.arguments):
+        raise ParamsError(f"train.{mistakes}")
+    return kind.model_validate(spec.arguments)
 
 
 def _timm_network(name: str, arguments: dict[str, Any], channels: int, num_outputs: int) -> nn.Module:

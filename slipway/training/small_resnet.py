@@ -5,26 +5,13 @@ He et al. 2016, "Deep Residual Learning for Image Recognition", with the last no
 starting at zero (Goyal et al. 2017), so that a block begins as the identity.
 """
 
-from typing import Annotated, Literal
-
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Normalisation = Literal["batch", "group"]
+from slipway.network_arguments import Normalisation, SmallResnetArguments
+
 _GROUP_CHANNELS = 16  # Wu and He 2018, "Group Normalization": 16 channels a group are as good as 32 groups
-
-
-class SmallResnetArguments(BaseModel):
-    """`train.network_arguments` of `small_resnet`; every one is required."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    width: Annotated[int, Field(ge=16, le=1024, multiple_of=16)]  # channels of the first stage
-    blocks: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)]  # residual blocks per stage
-    dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
-    normalisation: Normalisation  # batch learns faster; group does not depend on how a batch is cut over devices
 
 
 class SmallResnet(nn.Module):

@@ -6,32 +6,17 @@ Gorishniy, Rubachev and Babenko 2022 with the column's quantiles as edges. Beyon
 counts as the edge of that range, as in a tree: an outlier cannot push the answer anywhere.
 """
 
-from typing import Annotated
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from rtdl_num_embeddings import LinearEmbeddings
 from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
 from torch import Tensor, nn
 
 from slipway.columns import Column, ColumnContract
+from slipway.network_arguments import TabmArguments
 
 _FEWEST_EDGES = 2
-
-
-class TabmArguments(BaseModel):
-    """`train.network_arguments` of `tabm`; every one is required."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    num_submodels: Annotated[int, Field(ge=1, le=256)]  # k in the paper
-    num_blocks: Annotated[int, Field(ge=1, le=16)]  # layers of each
-    width: Annotated[int, Field(ge=8, le=4096)]  # of a layer
-    dropout: Annotated[float, Field(ge=0, lt=1)]  # after each layer
-    embedding_size: Annotated[int, Field(ge=1, le=256)]  # what one number becomes
-    num_bins: Annotated[int, Field(ge=1, le=1024)]  # pieces of its range, at most; precompute.num_quantiles is the other bound
 
 
 class RowEncoding(nn.Module):

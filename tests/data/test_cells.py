@@ -67,3 +67,14 @@ def test_every_difference_of_a_row_changes_its_digest(tmp_path: Path) -> None:
     tables = ["a,b\n1,x\n", "a,b\n2,x\n", "a,b\n1,y\n", "a,b\nx,1\n", "a,c\n1,x\n", "a,b\n,x\n", "a,b,c\n1,x,\n"]
     found = [digests(read_raw_table(write_csv(tmp_path / "t.csv", text)))[0] for text in tables]
     assert len(set(found)) == len(tables)
+
+
+def test_integers_that_float64_cannot_hold_are_different_rows_in_csv_and_parquet_alike(tmp_path: Path) -> None:
+    numbers = [2**53, 2**53 + 1, 2**53 + 2, 2**53 + 3, -(2**62) - 1, 5, None]
+    pq.write_table(pa.table({"a": pa.array(numbers, pa.int64()), "b": [0] * len(numbers)}), tmp_path / "t.parquet")
+    stored = read_raw_table(tmp_path / "t.parquet")
+    written = raw_csv(tmp_path, *("" if number is None else str(number) for number in numbers))
+    assert digests(stored) == digests(written)
+    assert len(set(digests(stored))) == len(numbers)
+    assert typed_column(stored.columns["a"], "number").cells[-2] == 5.0
+    assert digests(raw_csv(tmp_path, "9007199254740992")) == digests(raw_csv(tmp_path, "9007199254740992.0", "5"))[:1]

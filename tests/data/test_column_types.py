@@ -11,7 +11,7 @@ from tests.data.raw_files import said, write_csv
 
 def guess(folder: Path, cells: list[str], name: str = "a") -> ColumnGuess:
     table = read_raw_table(write_csv(folder / "t.csv", f"{name},other\n" + "".join(f"{cell},0\n" for cell in cells)))
-    return infer(table.columns[name])
+    return infer(table.columns[name.strip()])
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,23 @@ def test_what_cannot_be_an_input_is_ignored_with_the_reason(tmp_path: Path, cell
     found = guess(tmp_path, cells)
     assert found.kind == "ignore"
     assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "cells", [["-0,35", "2", "NA", "1,5"], ["1.234,5", "7,25"], ["1,234.5", "12"], ["1'000", "12"], ["1\u00a0000,5", "3,1"]]
+)
+def test_numbers_with_commas_are_no_ids_and_no_categories_but_named_with_what_to_do(tmp_path: Path, cells: list[str]) -> None:
+    found = guess(tmp_path, [f'"{cell}"' for cell in cells] * 10)
+    assert found.kind == "ignore"
+    assert "write them like -1234.5" in found.reason
+    assert repr(cells[0]) in found.reason
+
+
+@pytest.mark.parametrize(
+    "cells", [["1,2,3", "4,5"], ["1-2", "3-4"], ["20.2.2025", "1.3.2025"], ["a,5", "b,5"], ["192.168.0.1", "10.0.0.1"]]
+)
+def test_other_text_with_commas_and_points_stays_what_it_was(tmp_path: Path, cells: list[str]) -> None:
+    assert guess(tmp_path, [f'"{cell}"' for cell in cells] * 10).kind == "category"
 
 
 @pytest.mark.parametrize("name", ["", " ", "__index_level_0__", "Unnamed: 0"])

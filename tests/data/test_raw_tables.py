@@ -23,6 +23,14 @@ def test_a_csv_is_read_by_distinct_cells(tmp_path: Path) -> None:
     assert len(table.columns["a"].values) == 2
 
 
+def test_names_are_stripped_like_cells_and_must_differ_then(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", " a , b b ,\ty\n1, 2,3\n"))
+    assert list(table.columns) == [column.name for column in table.columns.values()] == ["a", "b b", "y"]
+    assert cells(table.columns["b b"]) == ["2"]
+    with pytest.raises(DataError, match="'a' 2 times"):
+        read_raw_table(write_csv(tmp_path / "t.csv", "a, a\n1,2\n"))
+
+
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_columns_are_separated_by_comma_semicolon_or_tab(tmp_path: Path, mark: str) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", f"a{mark}b\r\n1{mark}2\r\n"))

@@ -7,7 +7,7 @@ import pytest
 from slipway.data.clean_report import to_json
 from slipway.data.rules import TABLE_RULES
 from slipway.data.table_cleaning import CleanedTable
-from slipway.data.table_report import table_report
+from slipway.data.table_report import column_notes, conflict_hint, table_report
 from slipway.data.table_source import find_table, read_json_rows
 from slipway.errors import DataError, IntegrityError
 from tests.data.raw_files import cleaned, data_params, numbered_csv, refusals, said, write_csv
@@ -241,7 +241,7 @@ def test_a_table_without_inputs_is_refused_with_the_reasons(tmp_path: Path) -> N
 
 
 def test_a_table_whose_rows_are_all_refused_is_still_counted(tmp_path: Path) -> None:
-    table = cleaned(data_params(write_csv(tmp_path / "t.csv", "a,target\n1,x\n2,y\n")))
+    table = cleaned(data_params(write_csv(tmp_path / "t.csv", "a,target\n1,\n2,NA\n")))
     assert table.cleaned.rows.num_rows == table.cells.num_rows == 0
     assert table.cleaned.quarantine.num_rows == 2
 
@@ -294,3 +294,40 @@ def test_the_table_is_found_in_a_folder_and_nothing_else_is_taken(tmp_path: Path
         find_table(data_params(tmp_path))
     with pytest.raises(DataError, match="does not exist"):
         find_table(data_params(tmp_path / "none.csv"))
+
+
+@pytest.mark.parametrize(
+    ("task", "cells", "hint"),
+    [
+        ("table_regression", ["lo", "hi"] * 20, "set data.task to table_classification"),
+        ("table_regression", ["46,5", "1,5"] * 20, r"holds no number, but '46,5', '1,5'. Numbers are written like -1234.5"),
+        ("table_classification", [f"{row}.5" for row in range(40)], "set data.task to table_regression"),
+    ],
+)
+def test_a_target_of_the_other_task_is_told_with_what_to_set(tmp_path: Path, task: str, cells: list[str], hint: str) -> None:
+    path = write_csv(tmp_path / "t.csv", "a;target\n" + "".join(f"{7 * row % 41}.5;{cell}\n" for row, cell in enumerate(cells)))
+    with pytest.raises(DataError, match=hint):
+        cleaned(data_params(path, task))
+
+
+def test_many_classes_of_several_rows_each_are_classes(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", "a,target\n" + "".join(f"{7 * row % 121}.5,k{row % 40}\n" for row in range(120)))
+    assert cleaned(data_params(path, "table_classification")).cleaned.rows.num_rows == 120
+
+
+@pytest.mark.parametrize(
+    ("header", "hint"), [("a|target", "separated by commas, semicolons or tabs"), ("a,TARGET", "did you mean 'TARGET'")]
+)
+def test_a_header_that_was_read_otherwise_than_meant_is_told(tmp_path: Path, header: str, hint: str) -> None:
+    with pytest.raises(DataError, match=hint):
+        cleaned(data_params(write_csv(tmp_path / "t.csv", f"{header}\n{header}\n")))
+
+
+def test_what_a_failed_clean_says_tells_of_conflicts_and_of_columns_that_are_no_inputs(tmp_path: Path) -> None:
+    rows = "".join(f'{row % 3},"{row},5",{row}\n' for row in range(30))
+    table = cleaned(data_params(write_csv(tmp_path / "t.csv", f"a,price,target\n{rows}")))
+    assert "set clean.rules.conflicting_label to flag" in conflict_hint(table)
+    assert "price: its cells look like numbers with a decimal comma" in column_notes(table, "columns.yaml")
+    fine = cleaned(data_params(numbered_csv(tmp_path / "fine.csv")))
+    assert conflict_hint(fine) == ""
+    assert column_notes(fine, "columns.yaml") == "\nthe columns' kinds are in columns.yaml"

@@ -10,7 +10,7 @@ from slipway.data.column_fitting import fit_columns
 from slipway.data.packed import open_split, read_manifest
 from slipway.data.rows import SPLIT_ROWS
 from slipway.data.table_cleaning import CleanedTable
-from slipway.data.table_packing import encode_cells, pack_table
+from slipway.data.table_packing import encode_cells, pack_table, rare_categories
 from slipway.data.table_source import read_json_rows
 from slipway.errors import CellError, DataError, IntegrityError
 from slipway.params import DataParams
@@ -42,6 +42,14 @@ def test_categories_are_the_most_frequent_of_the_training_rows() -> None:
     column = fitted({"c": ["x", "y", "y", "z", "w", "v", "new"]}, 6, c="category").columns[0]
     assert column.categories == ["y", "v", "w"]
     assert column.has_missing  # x and z count as unknown, so there is a code for it
+
+
+def test_categories_beyond_the_limit_are_told_and_others_are_not() -> None:
+    cells = {"c": ["x", "y", "y", "z", "w", "v", "new", None], "d": ["p", "q"] * 4}
+    contract = fitted(cells, 6, c="category", d="category")
+    (note,) = rare_categories(pa.table(cells), contract, max_categories=3)
+    assert note == "c: 3 of its 6 categories, in 3 rows, count as missing: precompute.max_categories is 3"
+    assert rare_categories(pa.table(cells), contract, max_categories=4) == []
 
 
 def test_a_column_that_never_lacks_a_value_takes_none() -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from slipway import files
 from slipway.data.packed import open_split, read_manifest
+from slipway.network_arguments import STARTS
 from tests.data.raw_files import numbered_csv, write_csv
 from tests.data.test_data_stages import ROOT, digests, prepare, refusal, run, start
 
@@ -21,7 +22,8 @@ WINE = ROOT / "data" / "demo" / "wine.csv"
 
 def prepare_table(folder: Path, path: Path, task: str, target: str) -> None:
     gates = {"accuracy": {"min": 0.9, "max": None}} if task == "table_classification" else {"rmse": {"min": None, "max": 1.0}}
-    prepare(folder, path, data__task=task, data__target_column=target, train__network="tabm", evaluate__gates=gates)
+    network = {"train__network": "tabm", "train__network_arguments": yaml.safe_load(STARTS["tabm"])}
+    prepare(folder, path, data__task=task, data__target_column=target, evaluate__gates=gates, **network)
 
 
 def test_wine_goes_through_the_data_stages_twice_with_the_same_result(tmp_path: Path) -> None:
@@ -66,6 +68,14 @@ def test_the_report_names_the_columns_that_are_no_inputs(tmp_path: Path) -> None
     report = json.loads((tmp_path / "reports" / "clean.json").read_text())
     assert report["columns"][2]["kind"] == "ignore"
     assert report["columns"][2]["note"] == "ids or free text: 200 different values in 200 cells"
+
+
+def test_a_failed_clean_leaves_the_kinds_to_be_corrected(tmp_path: Path) -> None:
+    path = numbered_csv(tmp_path / "t.csv", num_rows=40, a_3="x", a_4="x", b_5="x")
+    prepare_table(tmp_path, path, "table_regression", "target")
+    assert "the columns' kinds are in .work/clean/columns.yaml" in refusal(tmp_path, "clean")
+    kinds = yaml.safe_load((tmp_path / ".work/clean/columns.yaml").read_text())
+    assert kinds["b"] == {"kind": "number", "min": None, "max": None, "required": False}
 
 
 def mixed_file(folder: Path, suffix: str) -> Path:
