@@ -136,8 +136,8 @@ def dali(case: Case, folder: Path) -> Any:
         files, labels = fn.readers.file(file_root=str(folder / "images"), random_shuffle=True, initial_fill=1024, name="files")
         if case.padding_px:
             images = fn.decoders.image(files, device="cpu")
-            images = fn.pad(images, axes=(0, 1), shape=[case.size_px + case.padding_px] * 2)
-            images = fn.crop(images, crop=(case.size_px,) * 2, crop_pos_x=fn.random.uniform(), crop_pos_y=fn.random.uniform())
+            starts = fn.random.uniform(values=list(range(-case.padding_px, case.padding_px + 1)), shape=2, dtype=types.INT32)
+            images = fn.slice(images, starts, [case.size_px] * 2, axes=(0, 1), out_of_bounds_policy="pad")
         else:
             images = fn.decoders.image_random_crop(files, device="cpu", random_area=[0.08, 1.0])
             images = fn.resize(images, size=[case.size_px] * 2)

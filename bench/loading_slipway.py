@@ -14,6 +14,7 @@ from slipway.data.packed import PackedSplit
 from slipway.files import sha256_bytes
 from slipway.preprocess import ImageContract, array_from_bytes
 from slipway.training.batches import ImageChanges, TrainingBatches, cut_step, training_loader
+from slipway.training.freed_memory import keep_freed_memory
 from tests.project_params import augment_params
 
 
@@ -42,6 +43,7 @@ def plan_of(case: Case) -> AugmentPlan:
 
 def epochs(case: Case, folder: Path, num_workers: int) -> Callable[[], Iterator[int]]:
     """A function that begins one more epoch: the number of images of each batch."""
+    keep_freed_memory()  # as training does
     batches = TrainingBatches(
         [pack(case, folder)],
         cut_step(case.batch_size, 1, case.batch_size),

@@ -36,9 +36,7 @@ def run(params: Params) -> None:
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
     metrics = measure(manifest.task, test.targets, outputs, resampling)
     without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling)
-    evaluation = Evaluation(
-        manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics, int(test.leaked.sum()), without
-    )
+    evaluation = Evaluation(manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics, test.leaked, without)
     gates = apply_gates(wanted.gates, metrics)
     write_predictions(PREDICTIONS, evaluation)
     write_confusion(CONFUSION, evaluation)

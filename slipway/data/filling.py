@@ -27,6 +27,7 @@ from slipway.preprocess import array_and_values
 
 Read = Callable[[Collection[str]], Iterable[RawSample]]  # the samples of these sources, in any order
 _MAX_SHOWN = 10
+_CHUNK_OF_TRANSFORMED = 16  # a transform may take a second for each image: then few at a time, so that every worker has some
 
 
 class Place(NamedTuple):
@@ -113,8 +114,11 @@ def fill(
     room = _JpegRoom(work, sum(form.is_jpeg(place.split) for place in places.values()))
     _images.cache_clear()
     pixel_files = [store / split / "inputs.npy" for split in SPLITS if not form.is_jpeg(split)]
+    chunk_items = _CHUNK_OF_TRANSFORMED if form.network.transform else None
     with ShardWriter(work / "shards", pixel_files) as writer:
-        for packed in ordered_map(pack_one, samples, num_workers, lambda placed: len(placed.sample.payload), engine):
+        for packed in ordered_map(
+            pack_one, samples, num_workers, lambda placed: len(placed.sample.payload), engine, chunk_items=chunk_items
+        ):
             missing.discard(packed.source)
             if packed.pixels is not None:
                 _store_pixels(store, places[packed.source], packed.pixels)

@@ -29,14 +29,20 @@ _CHUNKS_PER_WORKER = 2
 
 
 def ordered_map(
-    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, item_bytes: Callable[[Item], int], engine: Engine = "local"
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_workers: int,
+    item_bytes: Callable[[Item], int],
+    engine: Engine = "local",
+    *,
+    chunk_items: int | None = None,
 ) -> Iterator[Result]:
     """`function` of each item, in order. `num_workers` 0 means one per core, and 1 runs in this very process.
 
-    What fits into one chunk is not worth a process and runs here too; with the engine "ray" everything runs on the cluster.
-    `function`, items and results must be picklable.
+    Work goes out and comes back in chunks of at most `chunk_items`. What fits into one is not worth a process and runs here too;
+    with the engine "ray" everything runs on the cluster. `function`, items and results must be picklable.
     """
-    chunks = _chunks(items, item_bytes)
+    chunks = _chunks(items, item_bytes, chunk_items or _CHUNK_ITEMS)
     if engine == "ray":
         return map_on_ray(function, chunks, num_workers)
     head = list(itertools.islice(chunks, 2))
@@ -68,13 +74,13 @@ def _map_chunk(function: Callable[[Item], Result], chunk: list[Item]) -> list[Re
     return [function(item) for item in chunk]
 
 
-def _chunks(items: Iterable[Item], item_bytes: Callable[[Item], int]) -> Iterator[list[Item]]:
+def _chunks(items: Iterable[Item], item_bytes: Callable[[Item], int], chunk_items: int) -> Iterator[list[Item]]:
     chunk: list[Item] = []
     size = 0
     for item in items:
         chunk.append(item)
         size += item_bytes(item)
-        if len(chunk) >= _CHUNK_ITEMS or size >= _CHUNK_BYTES:
+        if len(chunk) >= chunk_items or size >= _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:

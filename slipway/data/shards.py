@@ -6,6 +6,7 @@ made again. Shards are cut by the order of the raw data; the store's own order i
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from slipway.user_function import Values
 
 SHARD_ROWS = 1024
 SHARD_BYTES = 64 << 20
+SHARD_SECONDS = 10.0  # of work that a kill may cost, where images are slow
 
 
 class FinishedRow(NamedTuple):
@@ -87,6 +89,7 @@ class ShardWriter:
         self._next = 1 + max((int(path.stem) for path in folder.glob("*.json")), default=-1)
         self._rows: list[FinishedRow] = []
         self._num_bytes = 0
+        self._begin = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-shard")
         self._pending: Future[None] | None = None
 
@@ -94,7 +97,7 @@ class ShardWriter:
         """Take one row; OSError of an earlier shard that could not be written."""
         self._rows.append(row)
         self._num_bytes += row.num_bytes
-        if len(self._rows) >= SHARD_ROWS or self._num_bytes >= SHARD_BYTES:
+        if len(self._rows) >= SHARD_ROWS or self._num_bytes >= SHARD_BYTES or time.monotonic() - self._begin >= SHARD_SECONDS:
             self._complete()
 
     def __enter__(self) -> Self:
@@ -112,7 +115,7 @@ class ShardWriter:
     def _complete(self) -> None:
         self._wait()
         self._pending = self._thread.submit(_write_shard, self._folder / f"{self._next:06d}.json", self._rows, self._pixel_files)
-        self._next, self._rows, self._num_bytes = self._next + 1, [], 0
+        self._next, self._rows, self._num_bytes, self._begin = self._next + 1, [], 0, time.monotonic()
 
     def _wait(self) -> None:
         pending, self._pending = self._pending, None

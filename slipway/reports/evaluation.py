@@ -49,8 +49,13 @@ class Evaluation:
     targets: NDArray[np.float64]  # (N,) class index, or the number itself
     outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
     metrics: dict[str, Metric]
-    num_leaked: int = 0  # rows with a twin, or their group, in another split
+    leaked: NDArray[np.bool_] | None = None  # (N,) rows with a twin, or their group, in another split; None where none has
     without_leaked: dict[str, Metric] = field(default_factory=dict)  # of the other rows; empty where none leaks, or too few are left
+
+    @property
+    def num_leaked(self) -> int:
+        """How many rows are `leaked`."""
+        return 0 if self.leaked is None else int(self.leaked.sum())
 
     @property
     def is_classification(self) -> bool:

@@ -15,9 +15,14 @@ from slipway import files
 from slipway.data.rows import read_table, write_table
 from slipway.reports.evaluation import Evaluation
 
+_ROW = [
+    pa.field("id", pa.string(), nullable=False),
+    pa.field("source", pa.string(), nullable=False),  # path inside the data set, or row number
+    pa.field("leaked", pa.bool_(), nullable=False),  # has a twin, or its group, in another split
+]
 CLASS_PREDICTIONS = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),
+        *_ROW,
         pa.field("target", pa.string(), nullable=False),  # class names
         pa.field("prediction", pa.string(), nullable=False),
         pa.field("confidence", pa.float32(), nullable=False),  # probability of the prediction
@@ -26,7 +31,7 @@ CLASS_PREDICTIONS = pa.schema(
 )
 VALUE_PREDICTIONS = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),
+        *_ROW,
         pa.field("target", pa.float64(), nullable=False),
         pa.field("prediction", pa.float64(), nullable=False),
     ]
@@ -39,7 +44,9 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
     columns = (
         _class_columns(evaluation) if evaluation.is_classification else {"target": evaluation.targets, "prediction": evaluation.predictions}
     )
-    write_table(path, pa.table({"id": evaluation.ids, **columns}, schema=schema), schema)
+    leaked = np.zeros(len(evaluation.ids), np.bool_) if evaluation.leaked is None else evaluation.leaked
+    row = {"id": evaluation.ids, "source": evaluation.sources, "leaked": leaked}
+    write_table(path, pa.table({**row, **columns}, schema=schema), schema)
 
 
 def read_predictions(path: Path, *, classification: bool) -> pa.Table:

@@ -20,7 +20,7 @@ from slipway.data.packed import Inputs
 from slipway.training.augmentation import GREY, samples_per_pixel
 
 Pixels = NDArray[np.uint8]
-_CACHED_BYTES = 2**19  # gathered at a time, so that a part stays in the processor's cache
+_CACHED_BYTES = 2**20  # gathered at a time, so that a part stays in the processor's cache
 _FEWEST_BYTES = 2**20  # of a batch: below it handing work to threads costs more than it saves
 
 
@@ -89,27 +89,26 @@ def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pix
     place = np.empty_like(flipped_last)
     place[flipped_last] = np.arange(len(rows))
     wide = _widened(images.gather(rows[flipped_last]), margin)
-    mirrored = wide[len(rows) - int(change.horizontal_flip.sum()) :].reshape(-1, size + 2 * margin, channels)
+    mirrored = wide[size * (len(rows) - np.count_nonzero(change.horizontal_flip)) :]
     if len(mirrored):
         cv2.flip(mirrored, 1, dst=mirrored)
     lines = (np.arange(size) - change.shift_px[:, 1:]).clip(0, size - 1)  # (B, size)
     lines = np.where(change.vertical_flip[:, None], size - 1 - lines, lines)
+    begins = (place[:, None] * size + lines) * wide.shape[1] + margin - change.shift_px[:, :1]  # in pixels of all long lines
     # One element is a whole line of a result, which may begin at any pixel of a long line.
     windows: NDArray[Any] = np.ndarray(
-        (len(rows), size, 2 * margin + 1), f"V{size * channels}", wide, strides=(*wide.strides[:2], wide.strides[2])
+        (wide.shape[0] * wide.shape[1] - size + 1,), f"V{size * channels}", np.ascontiguousarray(wide), strides=(channels,)
     )
-    result.reshape(len(rows), size, -1).view(windows.dtype)[..., 0] = windows[place[:, None], lines, margin - change.shift_px[:, :1]]
+    result.reshape(-1).view(windows.dtype)[:] = windows[begins.ravel()]
 
 
 def _widened(images: Pixels, margin: int) -> Pixels:
-    """(B, S, S, C) to (B, S, S + 2 * margin, C): the first and the last column go on."""
+    """(B, S, S, C) to (B * S, S + 2 * margin, C), line below line: the first and the last column go on."""
+    lines = images.reshape(-1, *images.shape[2:])
     if not margin:
-        return images
-    count, height, width, channels = images.shape
-    wide = np.empty((count, height, width + 2 * margin, channels), dtype=np.uint8)
-    wide[:, :, margin : margin + width] = images
-    wide[:, :, :margin] = images[:, :, :1]
-    wide[:, :, margin + width :] = images[:, :, -1:]
+        return lines
+    wide: Pixels = np.empty((len(lines), lines.shape[1] + 2 * margin, lines.shape[2]), dtype=np.uint8)
+    cv2.copyMakeBorder(lines, 0, 0, margin, margin, cv2.BORDER_REPLICATE, dst=wide)
     return wide
 
 

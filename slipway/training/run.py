@@ -35,6 +35,7 @@ from slipway.training.batches import (
 )
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
+from slipway.training.freed_memory import keep_freed_memory
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
@@ -194,6 +195,7 @@ def _image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> 
 def _prepare_process(placement: Placement, network: Network) -> None:
     # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    keep_freed_memory()
     if placement.accelerator == "cpu":
         torch.set_num_threads(max(1, num_cores() // placement.devices))
     if placement.half_dtype:

@@ -233,6 +233,21 @@ def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: str, monkeypatch:
     assert len(asked) == 8
 
 
+def test_what_takes_long_is_written_down_before_a_shard_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.data.parallel._CHUNK_ITEMS", 4)
+    samples, rows = data_set(40)
+    markers = {}
+    for name, seconds in {"by_rows": 3600.0, "by_time": 0.0}.items():
+        monkeypatch.setattr("slipway.data.shards.SHARD_SECONDS", seconds)
+        (tmp_path / name).mkdir()
+        pack_and_stop(tmp_path / name / "packed", samples, rows, after=24)
+        markers[name] = len(list((tmp_path / name).rglob("shards/*.json")))
+        assert write(tmp_path / name / "packed", samples, rows)
+    assert markers["by_rows"] == 1  # what was begun when the work stopped
+    assert markers["by_time"] >= 20
+    assert digests_below(tmp_path / "by_rows" / "packed") == digests_below(tmp_path / "by_time" / "packed")
+
+
 def test_other_params_begin_anew_and_remove_the_old_work(tmp_path: Path) -> None:
     samples, rows = data_set(20)
     pack_and_stop(tmp_path / "packed", samples, rows, 20)

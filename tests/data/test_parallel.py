@@ -46,6 +46,12 @@ def test_what_fits_into_a_chunk_stays_in_this_process() -> None:
     assert set(run(process_of, 200, 2)) == {os.getpid()}
 
 
+@pytest.mark.slow
+def test_smaller_chunks_send_even_a_few_slow_items_to_the_workers() -> None:
+    assert os.getpid() not in set(ordered_map(process_of, range(64), 2, lambda _: 1, chunk_items=4))
+    assert set(ordered_map(process_of, range(64), 2, lambda _: 1)) == {os.getpid()}
+
+
 def test_there_is_at_least_one_core() -> None:
     assert 1 <= num_cores() <= (os.cpu_count() or 1)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from slipway.contract import Task
@@ -42,6 +43,8 @@ def test_predictions_and_confusion_hold_each_test_row_once(project: Project) -> 
     evaluate.run(params_with("image_classification", {}))
     table = read_predictions(evaluate.PREDICTIONS, classification=True)
     assert table["id"].to_pylist() == [f"{row:032x}" for row in range(NUM_TEST_ROWS)]
+    assert len(set(table["source"].to_pylist())) == NUM_TEST_ROWS
+    assert not any(table["leaked"].to_pylist())
     assert np.allclose([sum(row) for row in table["probabilities"].to_pylist()], 1)
     with evaluate.CONFUSION.open(newline="") as file:
         pairs = [(row["actual"], row["predicted"]) for row in csv.DictReader(file)]
@@ -114,6 +117,10 @@ def test_every_metric_is_also_measured_without_the_leaked_rows(project: Project,
     assert "accuracy_without_leaked" in capsys.readouterr().out
     page = evaluate.PAGE.read_text()
     assert "5 of 21 test rows have a near duplicate" in page
+    table = read_predictions(evaluate.PREDICTIONS, classification=True)
+    honest = table.filter(pc.invert(table["leaked"]))
+    assert honest.num_rows == 16
+    assert honest["target"].equals(honest["prediction"])
 
 
 def test_the_gates_judge_the_numbers_of_all_rows(project: Project) -> None:

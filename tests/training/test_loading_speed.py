@@ -71,10 +71,10 @@ def test_crops_of_224_px_load_at_least_ten_times_as_fast_as_from_files(tmp_path:
 
 
 @pytest.mark.slow
-def test_images_of_28_px_load_at_least_twelve_times_as_fast_as_from_files(tmp_path: Path) -> None:
+def test_images_of_28_px_load_at_least_thirty_times_as_fast_as_from_files(tmp_path: Path) -> None:
     from torchvision import transforms
 
     write_pictures(tmp_path / "images", 2048, 28, 28)
     transform = transforms.Compose([transforms.RandomCrop(28, 4), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     ours = slipway(28, 28, 2048, 256, tmp_path / "inputs.npy", crop_padding_px=4)
-    assert times_faster(ours, image_folder(tmp_path / "images", transform, 256)) > 12
+    assert times_faster(ours, image_folder(tmp_path / "images", transform, 256)) > 30

@@ -1,0 +1,40 @@
+"""In processes of their own, since what is asked of malloc holds for a whole process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from slipway.training.freed_memory import keep_freed_memory
+if sys.argv[1] == "kept" and not keep_freed_memory():
+    sys.exit(3)
+def batch():
+    images = np.ones((64, 96, 96, 3), np.uint8)
+    return [images + 1, images + 2]
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    batch()
+begin = faults()
+for _ in range(20):
+    batch()
+print(faults() - begin)
+"""
+
+
+def page_faults(way: str) -> int:
+    done = subprocess.run([sys.executable, "-c", FAULTS, way], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 3:
+        pytest.skip("this C library has no mallopt")
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_the_memory_of_one_batch_serves_the_next() -> None:
+    assert page_faults("kept") < 100
+    assert page_faults("given back") > 1000  # otherwise there is nothing to keep
