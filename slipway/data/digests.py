@@ -3,6 +3,7 @@
 Every file that is gone, altered or not listed is named.
 """
 
+import codecs
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import pyarrow.compute as pc
 from slipway import files
 from slipway.errors import DataError
 
-_LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
+_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)", re.DOTALL)
+_ESCAPED = {"\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 _MAX_SHOWN = 5
 
 
@@ -73,8 +75,8 @@ class DigestList:
 def read_digests(path: Path, data_path: Path) -> DigestList:
     """Read `data.digests`; DataError naming every line that is not one of sha256sum's, and every file listed twice."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = _lines(path.read_bytes())
+    except OSError as error:
         raise DataError(f"data.digests {str(path)!r} cannot be read: {error}. Expected lines of `sha256sum`, or null.") from error
     listed: dict[str, str] = {}
     faults = []
@@ -82,14 +84,26 @@ def read_digests(path: Path, data_path: Path) -> DigestList:
         match = _LINE.fullmatch(line)
         if match is None:
             faults += [f"  line {number}: {line[:80]!r} is not 'SHA-256  path'"] if line.strip() else []
-        elif listed.setdefault(match[2].removeprefix("./"), match[1].lower()) != match[1].lower():
-            faults.append(f"  line {number}: {match[2]!r} is listed before with another digest")
+        elif listed.setdefault(name := _name(match), match[2].lower()) != match[2].lower():
+            faults.append(f"  line {number}: {name!r} is listed before with another digest")
     if faults or not listed:
         shown = "\n".join(faults[:_MAX_SHOWN]) or "  it lists no file"
         raise DataError(f"data.digests {str(path)!r} has {len(faults)} bad lines, expected what `sha256sum` writes:\n{shown}")
     root = data_path if data_path.is_dir() else data_path.parent
     digests = pa.array([bytes.fromhex(digest) for digest in listed.values()], pa.binary())
     return DigestList(path, root, pa.array(list(listed), pa.string()), digests)
+
+
+def _lines(content: bytes) -> list[str]:
+    """Without what Windows adds; a name that is not UTF-8 is spelled as `folders` spells it."""
+    text = content.removeprefix(codecs.BOM_UTF8).decode(errors="backslashreplace")
+    return [line.removesuffix("\r") for line in text.split("\n")]  # not splitlines: a name may hold other separators
+
+
+def _name(match: re.Match[str]) -> str:
+    """A line that begins with a backslash has a name in which sha256sum escaped line breaks and backslashes."""
+    name = re.sub(r"\\[nr\\]", lambda found: _ESCAPED[found[0]], match[3]) if match[1] else match[3]
+    return name.removeprefix("./")
 
 
 def _names(sources: pa.ChunkedArray) -> pa.Array:
