@@ -72,6 +72,13 @@ def test_only_so_many_pictures_of_a_rule_are_asked_for() -> None:
     assert shown_sources(report(clusters=clusters)) == [*(f"cat/{index}.png" for index in range(MAX_PICTURES)), "dog/1.png", "dog/2.png"]
 
 
+def test_the_page_says_what_it_leaves_out_and_where_it_is() -> None:
+    text = clean_page(report(refused={"truncated": rule(60), "empty": rule(MAX_PICTURES)}), {})
+    assert f"These are {MAX_PICTURES} of 60; all are in data/clean/quarantine.parquet, column rule." in text
+    assert f"These are {MAX_PICTURES} of 12; all are in data/clean/rows.parquet, column flags." in text
+    assert text.count("These are") == 2
+
+
 def test_the_pictures_are_those_of_the_samples(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", {"cat": [picture(0, 40), picture(1, 40)[:-300]], "dog": [picture(0, 40), picture(2, 40)]})
     data, params = data_params(root), clean_params(rules={"conflicting_label": "flag"})
