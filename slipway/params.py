@@ -5,13 +5,13 @@ Every mistake is named at once, an unknown key with the key it was probably mean
 """
 
 import difflib
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from slipway import yaml_text
 from slipway.contract import Task, is_table, metric_names
 from slipway.errors import ParamsError
 from slipway.preprocess import MAX_PIXELS
@@ -339,7 +339,7 @@ class Params(_Section):
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read and check `params.yaml`; ParamsError with every mistake in it."""
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = yaml_text.load(path.read_bytes())
     except FileNotFoundError:
         raise ParamsError(f"{path} is missing. Run from the project's folder.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -367,14 +367,8 @@ def _describe(detail: Any) -> str:
         return f"{key}: unknown key; {hint}"
     if detail["type"] == "missing":
         return f"{key}: missing; it has no default, see docs/params.md"
-    message = detail["msg"].removeprefix("Value error, ") + _exponent_hint(detail["input"])
+    message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
-
-
-def _exponent_hint(found: Any) -> str:
-    """YAML 1.1 reads 1e-3 as text."""
-    match = re.fullmatch(r"([+-]?\d+)([eE][+-]?\d+)", found) if isinstance(found, str) else None
-    return f". In YAML it is text without a point: write {match[1]}.0{match[2]}" if match else ""
 
 
 def _describe_gate(name: str, task: Task) -> str:

@@ -57,7 +57,6 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
         ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_tensorrt']"),
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
-        ({"train__learning_rate": "1e-3"}, "write 1.0e-3"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
     ],

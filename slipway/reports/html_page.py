@@ -53,8 +53,8 @@ svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2; stro
 svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); } svg .third { stroke: var(--good); }
 svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
-.heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; min-width: 2.1rem; height: 2.1rem;
-  border-radius: .3rem; }
+.heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; vertical-align: middle; white-space: nowrap;
+  min-width: 2.1rem; height: 2.1rem; border-radius: .3rem; }
 .heat th { padding: 0 .35rem; }
 .heat th[scope=row] { text-align: right; }
 .heat td { background: color-mix(in srgb, var(--cell, var(--bad)) var(--strength), var(--ground)); }
