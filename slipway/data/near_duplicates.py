@@ -4,8 +4,9 @@ A picture is known by its 16x16 grey thumbnail. A 64-bit hash (signs of its low 
 correlation of the thumbnails decides. A crop shifts what it shows, so each picture also asks with the hashes of its own crops by a
 twentieth. All sums are of whole numbers, exact in float64: the result depends on the set of pictures and on nothing else.
 
-Candidates share 16 bits of the hash (one of four bands, with the least certain bits tried either way), so the search is linear in
-the number of pictures as long as they differ. What is not found: mirrored or turned pictures, larger crops, borders, captions.
+Candidates share 16 bits of the hash (one of four bands, with the least certain bits tried either way), so finding them is linear in the
+number of pictures; how many there are by chance, all to be correlated, is not. What is not found: mirrored or turned pictures, larger
+crops, borders, captions.
 """
 
 from collections.abc import Iterator
