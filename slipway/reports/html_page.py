@@ -45,6 +45,7 @@ tr:last-child td { border-bottom: 0; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1.25rem 1rem; }
 figure { margin: 0; min-width: 0; } figcaption { overflow-wrap: anywhere; margin-top: .35rem; }
 figcaption b { display: block; color: var(--ink); font-weight: 600; }
+.gallery + .gallery { margin-top: 1.25rem; }
 .gallery img { width: 100%; border: 1px solid var(--line); border-radius: .4rem; }
 img { display: block; image-rendering: pixelated; }
 svg { display: block; width: 100%; max-width: 36rem; height: auto; font: 13px system-ui, sans-serif; fill: var(--soft); }
