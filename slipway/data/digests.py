@@ -32,14 +32,15 @@ class DigestList:
 
     def check(self, facts: pa.Table) -> pa.Table:
         """`inspection.FACTS` with a rule for each file that is not what is listed, and a row more for each that is gone."""
-        names = _names(facts["source"])
+        sources = facts["source"].combine_chunks()
+        names = _names(sources, self.names)
         places = pc.index_in(names, self.names)
         expected = self.digests.take(places)
         has_bytes = pc.is_valid(facts["sha256"])
         # Images inside a table have a name at most, no file.
         unlisted = np.array(pc.and_(pc.is_null(places), has_bytes))
         for index in np.flatnonzero(unlisted):
-            unlisted[index] = (self.root / names[index].as_py()).is_file()
+            unlisted[index] = any((self.root / name[index].as_py()).is_file() for name in (names, sources))
         not_listed = pa.array(unlisted)
         altered = pc.fill_null(pc.not_equal(facts["sha256"].combine_chunks().cast(pa.binary()), expected), False)
         rule, detail = facts["rule"].combine_chunks(), facts["detail"].combine_chunks()
@@ -106,6 +107,6 @@ def _name(match: re.Match[str]) -> str:
     return name.removeprefix("./")
 
 
-def _names(sources: pa.ChunkedArray) -> pa.Array:
-    """Sources as the list has them: without the row number that a table puts before the path."""
-    return pc.replace_substring_regex(sources.combine_chunks(), r"^\d+:", "")
+def _names(sources: pa.Array, listed: pa.Array) -> pa.Array:
+    """Sources as the list has them: without the row number that a table puts before the path, unless a folder is really called so."""
+    return pc.if_else(pc.is_in(sources, listed), sources, pc.replace_substring_regex(sources, r"^\d+:", ""))

@@ -99,6 +99,16 @@ def test_odd_names_are_checked_too(data: DataParams) -> None:
     assert list(refused(clean(data)).values()) == ["digest_mismatch"] * len(ODD)
 
 
+def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> None:
+    root, sums = Path(data.path), Path(str(data.digests))
+    (root / "cat").rename(root / "3:cat")
+    sums.write_text(sums.read_text().replace("cat/", "3:cat/"))
+    assert refused(clean(data)) == {}
+    (root / "3:cat" / "0.png").write_bytes(picture(7))
+    (root / "3:cat" / "new.png").write_bytes(picture(8))
+    assert refused(clean(data)) == {"3:cat/0.png": "digest_mismatch", "3:cat/new.png": "not_listed"}
+
+
 def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
     sums = Path(str(data.digests))
     sums.write_bytes(b"\xef\xbb\xbf" + sums.read_bytes().replace(b"  ", b" *").replace(b"\n", b"\r\n"))
