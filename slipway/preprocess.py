@@ -19,6 +19,9 @@ from slipway.errors import ImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 2**30 // 4 // 3  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
+UNKNOWN = "not a readable image"  # how the detail begins where the bytes are of no format
+_FORMAT_OF = {"MPO": "JPEG"}  # a JPEG with further pictures behind it, as telephones write it
+_MOST_OF_16_BITS = 65535
 _JPEG, _START_OF_SCAN, _METADATA = b"\xff\xd8", b"\xda", b"\xe1"
 _PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # others (CMYK, YCCK) are Pillow's
 _ORIENTATION = 0x0112  # the tag of EXIF
@@ -121,14 +124,33 @@ def decode_jpeg(payload: bytes, max_pixels: int, buffer: PixelBuffer | None = No
 def decode_with_pillow(payload: bytes, max_pixels: int) -> Decoded:
     """Any image of FORMATS, every pixel decoded and turned upright; ImageError as in `decode_image`."""
     image = _open(payload, max_pixels)
-    image_format, orientation = str(image.format), 1
+    image_format = _FORMAT_OF.get(str(image.format), str(image.format))
     try:
-        image.load()
-        orientation = image.getexif().get(_ORIENTATION, 1)
-        upright = image if orientation == 1 else ImageOps.exif_transpose(image)
+        orientation, upright = _upright(image, image_format)
     except Exception as error:
         raise ImageError("truncated", f"{image_format} of {image.width}x{image.height} breaks off or is damaged: {error}") from error
+    _check_range(upright)
     return Decoded(upright, image_format, orientation)
+
+
+def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
+    """The orientation that the file says, and the image turned by it."""
+    if image_format == "TIFF":  # Pillow itself turns a TIFF when it loads the pixels, and forgets the tag
+        orientation = image.getexif().get(_ORIENTATION, 1)
+        image.load()
+        return orientation, image
+    image.load()
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    return orientation, image if orientation == 1 else ImageOps.exif_transpose(image)
+
+
+def _check_range(image: Image.Image) -> None:
+    """A wide integer has no fixed range, either: to cut it off at 16 bits would make other pictures of some."""
+    if image.mode != "I":
+        return
+    low, high = np.asarray(image).min(), np.asarray(image).max()
+    if low < 0 or high > _MOST_OF_16_BITS:
+        raise ImageError("undecodable", f"its pixels are integers from {low} to {high}; expected 8 or 16 bits without a sign")
 
 
 def _open(payload: bytes, max_pixels: int) -> Image.Image:
@@ -137,9 +159,9 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(payload), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError("pixel_bomb", f"{error}; the limit is {max_pixels} pixels") from error
+        raise ImageError("pixel_bomb", f"more than {MAX_PIXELS} pixels by its header, the limit is {max_pixels} pixels") from error
     except Exception as error:
-        raise ImageError("undecodable", f"not a readable image ({', '.join(FORMATS)} expected, {len(payload)} bytes found)") from error
+        raise ImageError("undecodable", f"{UNKNOWN} ({', '.join(FORMATS)} expected, {len(payload)} bytes found)") from error
     if image.mode == "F":
         raise ImageError("undecodable", "its pixels are floating-point numbers, which have no fixed range; expected 8- or 16-bit integers")
     _check_size(*image.size, max_pixels)
@@ -206,7 +228,7 @@ def load_transform(contract: ImageContract) -> None:
 def flatten(image: Image.Image, channels: int) -> Image.Image:
     """Any mode to grey (1 channel) or RGB (3): 16 bits are scaled to 8, transparency is laid over white."""
     if image.mode.startswith("I;16") or image.mode == "I":
-        image = Image.fromarray((np.asarray(image, dtype=np.uint32).clip(0, 65535) // 257).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image, dtype=np.uint32).clip(0, _MOST_OF_16_BITS) // 257).astype(np.uint8))
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)

@@ -89,7 +89,9 @@ def _report(report: CleanReport, pictures: Pictures, columns: str) -> None:
 
 
 def _summary(cleaned: cleaning.Cleaned) -> str:
-    return f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, see {REPORT} and {PAGE}"
+    duplicates = cleaned.num_read - cleaned.rows.num_rows - cleaned.num_bad
+    counts = f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, duplicates {duplicates}"
+    return f"{counts}, see {REPORT} and {PAGE}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from slipway.errors import ImageError
 from slipway.preprocess import FORMATS, ImageContract, PixelBuffer, array_from_bytes, decode_image, decode_jpeg, decode_with_pillow
@@ -100,6 +100,31 @@ def test_an_image_is_turned_upright_by_its_orientation() -> None:
     assert np.array_equal(np.asarray(upright), np.rot90(NOISE, -1))
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("image_format", ["PNG", "TIFF", "WEBP"])
+def test_every_format_is_turned_once_and_its_orientation_is_told(image_format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = Image.fromarray(NOISE)
+    options = {"lossless": True} if image_format == "WEBP" else {}
+    found = decode_with_pillow(encode(stored, image_format, exif=exif, **options), 1000)
+    stored.getexif()[0x0112] = orientation
+    assert (found.image_format, found.orientation) == (image_format, orientation)
+    assert np.array_equal(np.asarray(found.image), np.asarray(ImageOps.exif_transpose(stored)))
+
+
+def test_a_telephones_jpeg_with_a_second_picture_is_a_jpeg() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    two = encode(Image.fromarray(NOISE), "MPO", save_all=True, append_images=[Image.fromarray(NOISE)], exif=exif)
+    assert Image.open(io.BytesIO(two)).format == "MPO"
+    assert decode_with_pillow(two, 1000).image_format == "JPEG"
+
+
+def test_a_wide_integer_within_16_bits_is_read() -> None:
+    assert (read(Image.new("I", (8, 8), 65535), "TIFF", channels=1) == 255).all()
+
+
 def test_the_first_frame_of_several_is_read() -> None:
     frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
     assert (read(frames[0], "TIFF", {"save_all": True, "append_images": frames[1:]}, channels=1) == 10).all()
@@ -113,11 +138,13 @@ def test_the_first_frame_of_several_is_read() -> None:
         (bytes(100), "undecodable"),
         (encode(Image.new("L", (8, 8)), "GIF"), "undecodable"),
         (encode(Image.new("F", (8, 8)), "TIFF"), "undecodable"),
+        (encode(Image.new("I", (8, 8), -1), "TIFF"), "undecodable"),
+        (encode(Image.new("I", (8, 8), 65536), "TIFF"), "undecodable"),
         (encode(Image.fromarray(NOISE))[:-40], "truncated"),
         (encode(Image.new("1", (1001, 1))), "pixel_bomb"),
         (encode(Image.new("1", (20_000, 20_000))), "pixel_bomb"),
     ],
-    ids=["nothing", "text", "zeros", "gif", "float", "truncated", "one pixel too many", "far too many"],
+    ids=["nothing", "text", "zeros", "gif", "float", "negative", "more than 16 bits", "truncated", "one pixel too many", "far too many"],
 )
 def test_what_cannot_be_read_is_refused_by_name(payload: bytes, rule: str) -> None:
     assert rule_of(payload) == rule

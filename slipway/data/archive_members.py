@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from slipway.data.look_of_bytes import looks_like
 from slipway.errors import DataError
 
 CHUNK_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 4 * CHUNK_BYTES  # of a tar's extended header, which tarfile reads at once
+_LOOKS = {".zip": "a ZIP archive", ".tar": "a tar archive"}
 _BLOCK = 512  # of a tar
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000  # flags of a zip member
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
@@ -57,7 +59,7 @@ def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Membe
     Raises DataError when there are more than `max_members`, when a compressed stream gives more than `max_bytes`, and for damage.
     """
     members = _zip_members(path, max_members) if path.suffix.lower() == ".zip" else _tar_members(path, max_bytes)
-    last = "its beginning"
+    last = ""
     try:
         for number, member in enumerate(members, start=1):
             if number > max_members:
@@ -65,7 +67,21 @@ def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Membe
             last = repr(member.name)
             yield member
     except DAMAGE as error:
-        raise DataError(f"the archive {str(path)!r} is damaged or cut off after {last}: {error}. Copy or pack it again.") from error
+        raise _damaged(path, last, error) from error
+
+
+def _damaged(path: Path, last: str, error: Exception) -> DataError:
+    """`last` is the member before the damage, "" where there is none: then it may be another kind of file."""
+    looks = "" if last else _looks(path)
+    other = looks and looks != _LOOKS.get(path.suffix.lower(), "a gzip archive")
+    remedy = f"It looks like {looks}: give it the ending of what it is, or pack it again" if other else "Copy or pack it again"
+    return DataError(f"the archive {str(path)!r} is damaged or cut off after {last or 'its beginning'}: {error}. {remedy}.")
+
+
+def _looks(path: Path) -> str:
+    with path.open("rb") as file:
+        begin = file.read(_BLOCK)
+    return looks_like(begin) if begin else ""
 
 
 def too_many(path: Path, max_members: int) -> DataError:

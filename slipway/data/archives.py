@@ -220,7 +220,7 @@ def _refused(path: Path, problems: list[str], listing: Path) -> DataError:
     files.write_text(listing, "".join(f"{problem}\n" for problem in problems))
     shown = "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN]) + "\n  ..." * (len(problems) > _MAX_SHOWN)
     return DataError(
-        f"the archive {str(path)!r} has {len(problems)} members that are not unpacked:\n{shown}\n"
+        f"the archive {str(path)!r} has {len(problems)} member{'s' * (len(problems) > 1)} that may not be unpacked:\n{shown}\n"
         f"All of them are in {listing}. Pack it again without them; nothing was unpacked."
     )
 

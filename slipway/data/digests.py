@@ -3,6 +3,7 @@
 Every file that is gone, altered or not listed is named.
 """
 
+import codecs
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import pyarrow.compute as pc
 from slipway import files
 from slipway.errors import DataError
 
-_LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
+_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)", re.DOTALL)
+_ESCAPED = {"\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 _MAX_SHOWN = 5
 
 
@@ -30,14 +32,15 @@ class DigestList:
 
     def check(self, facts: pa.Table) -> pa.Table:
         """`inspection.FACTS` with a rule for each file that is not what is listed, and a row more for each that is gone."""
-        names = _names(facts["source"])
+        sources = facts["source"].combine_chunks()
+        names = _names(sources, self.names)
         places = pc.index_in(names, self.names)
         expected = self.digests.take(places)
         has_bytes = pc.is_valid(facts["sha256"])
         # Images inside a table have a name at most, no file.
         unlisted = np.array(pc.and_(pc.is_null(places), has_bytes))
         for index in np.flatnonzero(unlisted):
-            unlisted[index] = (self.root / names[index].as_py()).is_file()
+            unlisted[index] = any((self.root / name[index].as_py()).is_file() for name in (names, sources))
         not_listed = pa.array(unlisted)
         altered = pc.fill_null(pc.not_equal(facts["sha256"].combine_chunks().cast(pa.binary()), expected), False)
         rule, detail = facts["rule"].combine_chunks(), facts["detail"].combine_chunks()
@@ -84,8 +87,8 @@ class DigestList:
 def read_digests(path: Path, data_path: Path) -> DigestList:
     """Read `data.digests`; DataError naming every line that is not one of sha256sum's, and every file listed twice."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = _lines(path.read_bytes())
+    except OSError as error:
         raise DataError(f"data.digests {str(path)!r} cannot be read: {error}. Expected lines of `sha256sum`, or null.") from error
     listed: dict[str, str] = {}
     faults = []
@@ -93,8 +96,8 @@ def read_digests(path: Path, data_path: Path) -> DigestList:
         match = _LINE.fullmatch(line)
         if match is None:
             faults += [f"  line {number}: {line[:80]!r} is not 'SHA-256  path'"] if line.strip() else []
-        elif listed.setdefault(match[2].removeprefix("./"), match[1].lower()) != match[1].lower():
-            faults.append(f"  line {number}: {match[2]!r} is listed before with another digest")
+        elif listed.setdefault(name := _name(match), match[2].lower()) != match[2].lower():
+            faults.append(f"  line {number}: {name!r} is listed before with another digest")
     if faults or not listed:
         shown = "\n".join(faults[:_MAX_SHOWN]) or "  it lists no file"
         raise DataError(f"data.digests {str(path)!r} has {len(faults)} bad lines, expected what `sha256sum` writes:\n{shown}")
@@ -103,6 +106,18 @@ def read_digests(path: Path, data_path: Path) -> DigestList:
     return DigestList(path, root, pa.array(list(listed), pa.string()), digests)
 
 
-def _names(sources: pa.ChunkedArray) -> pa.Array:
-    """Sources as the list has them: without the row number that a table puts before the path."""
-    return pc.replace_substring_regex(sources.combine_chunks(), r"^\d+:", "")
+def _lines(content: bytes) -> list[str]:
+    """Without what Windows adds; a name that is not UTF-8 is spelled as `folders` spells it."""
+    text = content.removeprefix(codecs.BOM_UTF8).decode(errors="backslashreplace")
+    return [line.removesuffix("\r") for line in text.split("\n")]  # not splitlines: a name may hold other separators
+
+
+def _name(match: re.Match[str]) -> str:
+    """A line that begins with a backslash has a name in which sha256sum escaped line breaks and backslashes."""
+    name = re.sub(r"\\[nr\\]", lambda found: _ESCAPED[found[0]], match[3]) if match[1] else match[3]
+    return name.removeprefix("./")
+
+
+def _names(sources: pa.Array, listed: pa.Array) -> pa.Array:
+    """Sources as the list has them: without the row number that a table puts before the path, unless a folder is really called so."""
+    return pc.if_else(pc.is_in(sources, listed), sources, pc.replace_substring_regex(sources, r"^\d+:", ""))

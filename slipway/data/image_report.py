@@ -29,7 +29,7 @@ def image_report(cleaned: Cleaned, params: CleanParams, data: DataParams) -> Cle
         checks=sorted(set(IMAGE_RULES) - set(skipped)),
         not_checked=dict(sorted(skipped.items())),
         columns=[],
-        clusters=None if params.rules.near_duplicate == "off" else _clusters(rows),
+        clusters=_clusters(rows) if params.rules.near_duplicate == "flag" else None,  # of what is refused no cluster is left
     )
 
 

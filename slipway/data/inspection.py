@@ -22,7 +22,7 @@ from slipway.data.look_of_bytes import looks_like
 from slipway.data.samples import Fault, RawSample, loaded
 from slipway.errors import ImageError
 from slipway.params import CleanParams
-from slipway.preprocess import PixelBuffer, decode_jpeg, decode_with_pillow, flatten
+from slipway.preprocess import UNKNOWN, PixelBuffer, decode_jpeg, decode_with_pillow, flatten
 
 FACTS = pa.schema(
     [
@@ -95,7 +95,7 @@ class Inspector:
         try:
             picture = _decode(sample.payload, self.params.max_pixels, buffer)
         except ImageError as error:
-            looks = f"; it looks like {looks_like(sample.payload)}" if error.rule == "undecodable" else ""
+            looks = f"; it looks like {looks_like(sample.payload)}" if error.detail.startswith(UNKNOWN) else ""
             return _Found(Fault(error.rule, error.detail + looks))
         sampled, thumbnail = measure(picture.shown)
         broken = list(self._broken(sample, picture, sampled))

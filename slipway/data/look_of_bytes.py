@@ -10,6 +10,11 @@ _SIGNATURES = {
     b"%PDF": "a PDF document",
     b"PK\x03\x04": "a ZIP archive",
     b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a zstd archive",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"Rar!": "a RAR archive",
     b"\x89HDF": "an HDF5 file",
     b"\x93NUMPY": "a NumPy array",
     b"\x00\x00\x01\x00": "an icon",
@@ -22,6 +27,8 @@ def looks_like(payload: bytes) -> str:
     for signature, name in _SIGNATURES.items():
         if payload.startswith(signature):
             return name
+    if payload[257:262] == b"ustar":
+        return "a tar archive"
     if payload[4:8] == b"ftyp":
         return "a HEIC or AVIF image, or a film"
     head = payload[:64]

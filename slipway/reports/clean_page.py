@@ -75,7 +75,13 @@ def _examples(rule: RuleCount, pictures: Pictures) -> Html:
     shown = _shown(rule)
     figures = [_figure(example.source, example.detail, pictures) for example in shown if example.source in pictures]
     others = [[example.source, example.detail] for example in shown if example.source not in pictures]
-    return join([*([gallery(figures)] if figures else []), *([table(["source", "what was found"], others)] if others else [])])
+    parts = [*([gallery(figures)] if figures else []), *([table(["source", "what was found"], others)] if others else [])]
+    return join([*parts, *([_rest(rule, len(shown))] if rule.count > len(shown) else [])])
+
+
+def _rest(rule: RuleCount, num_shown: int) -> Html:
+    table_name, column = ("rows", "flags") if rule.severity == "flag" else ("quarantine", "rule")
+    return paragraph(f"These are {num_shown} of {rule.count:,}; all are in data/clean/{table_name}.parquet, column {column}.", "note")
 
 
 def _figure(source: str, detail: str, pictures: Pictures) -> Html:
@@ -89,7 +95,8 @@ def _groups(clusters: Clusters | None) -> list[list[str]]:
 def _clusters(clusters: Clusters, pictures: Pictures) -> Html:
     if not clusters.count:
         return paragraph("None.", "soft")
-    text = f"{clusters.rows:,} kept rows are in {clusters.count:,} clusters, the largest of {clusters.largest:,}. Each stays in one split."
+    places = "one cluster" if clusters.count == 1 else f"{clusters.count:,} clusters, the largest of {clusters.largest:,}"
+    text = f"{clusters.rows:,} kept rows are in {places}. Each cluster stays in one split."
     rows = [
         gallery(_figure(source, f"cluster {number}", pictures) for source in group if source in pictures)
         for number, group in enumerate(clusters.examples, 1)

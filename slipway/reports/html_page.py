@@ -34,16 +34,18 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .wide { overflow-x: auto; }
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem 2.5rem; align-items: start; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .35rem .75rem .35rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; }
-td.number, th.number { text-align: right; }
+th, td { padding: .35rem .75rem .35rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: baseline; }
+th { white-space: nowrap; color: var(--soft); font-weight: 500; }
+td { overflow-wrap: break-word; } td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.5rem, 1fr)); gap: 1.25rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7rem, 1fr)); gap: 1.25rem; }
+.tiles + figure, .tiles + svg { margin-top: 1.25rem; }
 .tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600; font-variant-numeric: tabular-nums; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1.25rem 1rem; }
 figure { margin: 0; min-width: 0; } figcaption { overflow-wrap: anywhere; margin-top: .35rem; }
 figcaption b { display: block; color: var(--ink); font-weight: 600; }
+.gallery + .gallery { margin-top: 1.25rem; }
 .gallery img { width: 100%; border: 1px solid var(--line); border-radius: .4rem; }
 img { display: block; image-rendering: pixelated; }
 svg { display: block; width: 100%; max-width: 36rem; height: auto; font: 13px system-ui, sans-serif; fill: var(--soft); }
@@ -52,12 +54,12 @@ svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2; stro
 svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); } svg .third { stroke: var(--good); }
 svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
-.heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; min-width: 2.1rem; height: 2.1rem;
-  border-radius: .3rem; }
+.heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; vertical-align: middle; white-space: nowrap;
+  min-width: 2.1rem; height: 2.1rem; border-radius: .3rem; }
 .heat th { padding: 0 .35rem; }
 .heat th[scope=row] { text-align: right; }
 .heat td { background: color-mix(in srgb, var(--cell, var(--bad)) var(--strength), var(--ground)); }
-@media (max-width: 40rem) { td, th { white-space: normal; padding-right: .6rem; } }
+@media (max-width: 40rem) { td, td.number, th { white-space: normal; padding-right: .6rem; } }
 @media (max-width: 32rem) { .heat td, .heat th { min-width: 1.6rem; height: 1.7rem; border-width: 1px; font-size: .75rem; } }
 .heat td.right { --cell: var(--good); } .heat td.strong { color: var(--card); font-weight: 600; }
 """

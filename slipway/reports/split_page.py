@@ -35,7 +35,7 @@ def _counts(report: dict[str, Any]) -> Section:
         (name, str(count), f"{count / total:.1%}" + (f", {asked[name]:.1%} asked for" if asked else "")) for name, count in counts.items()
     ]
     units = report["units"]
-    notes = [f"{units['number']} units of rows that belong together; the largest has {units['largest']} rows."]
+    notes = [f"{units['number']} units of rows that belong together; the largest has {_count(units['largest'])}."]
     if report["purged"]:
         notes.append(f"{report['purged']} rows were left out because their group or near duplicates reach a later split.")
     if worst := report["largest_deviation"]:
@@ -45,10 +45,18 @@ def _counts(report: dict[str, Any]) -> Section:
     return Section("Rows", join([tiles(boxes), *(paragraph(note, "note") for note in notes)]))
 
 
+def _count(number: int) -> str:
+    return "one row" if number == 1 else f"{number} rows"
+
+
 def _leaks(leaks: dict[str, Any]) -> Section:
     pairs = list(next(iter(leaks["shared"].values())))
     rows = [[_COLUMNS[column], *(_shared(found[pair]) for pair in pairs)] for column, found in leaks["shared"].items()]
-    verdict = paragraph(f"{leaks['rows']} rows of val and test leak", "bad") if leaks["rows"] else paragraph("Nothing is shared", "good")
+    verdict = (
+        paragraph(f"{_count(leaks['rows']).capitalize()} of val and test leak{'s' * (leaks['rows'] == 1)}", "bad")
+        if leaks["rows"]
+        else paragraph("Nothing is shared", "good")
+    )
     return Section("Shared between splits", join([verdict, table(["", *pairs], rows, numeric=pairs)]))
 
 

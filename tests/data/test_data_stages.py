@@ -173,6 +173,13 @@ def test_too_much_bad_data_fails_and_keeps_the_list_for_the_user(tmp_path: Path)
     assert not (tmp_path / "data").exists()
 
 
+def test_the_line_at_the_end_adds_up(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images", {"a": [picture(1), picture(2), picture(1), b"words"], "b": [picture(3), picture(4), picture(3)]})
+    prepare(tmp_path, tmp_path / "images", clean__max_bad_share=0.5)
+    process = start(tmp_path, "clean")
+    assert "read 7, kept 4, bad 1, duplicates 2" in process.communicate()[0]
+
+
 def test_an_image_that_changed_after_cleaning_is_refused_by_name(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
     prepare(tmp_path, tmp_path / "images")

@@ -1,5 +1,6 @@
 """The user's own digests: every file that is altered, gone or not listed is named, and the list itself is checked."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,49 @@ def test_a_listed_table_is_checked_itself_and_not_the_images_inside(tmp_path: Pa
     assert refused(clean(data)) == {}
     (tmp_path / "sums").write_text(f"{'0' * 64} *a.parquet\n")
     assert refused(clean(data)) == {"a.parquet": "digest_mismatch"}
+
+
+ODD = ["new\nline.png", "carriage\r.png", "back\\slash.png", "separator\u2028\x0c.png", "bad\udcff.png"]
+
+
+def write_odd_names(root: Path) -> None:
+    """Pictures with names of all kinds, and the list that sha256sum itself makes of them."""
+    for seed, name in enumerate(ODD):
+        (root / "cat" / name).write_bytes(picture(20 + seed))
+    files = [path.relative_to(root) for path in sorted(root.rglob("*.png"))]
+    with (root / "SHA256SUMS").open("wb") as sums:
+        subprocess.run(["sha256sum", "--", *files], cwd=root, stdout=sums, check=True)
+
+
+def test_odd_names_are_found_in_the_list(data: DataParams) -> None:
+    root = Path(data.path)
+    write_odd_names(root)
+    assert (clean(data).rows.num_rows, refused(clean(data))) == (4 + len(ODD), {})
+
+
+def test_odd_names_are_checked_too(data: DataParams) -> None:
+    """The twin: what is altered under such a name is seen."""
+    root = Path(data.path)
+    write_odd_names(root)
+    for seed, name in enumerate(ODD):
+        (root / "cat" / name).write_bytes(picture(30 + seed))
+    assert list(refused(clean(data)).values()) == ["digest_mismatch"] * len(ODD)
+
+
+def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> None:
+    root, sums = Path(data.path), Path(str(data.digests))
+    (root / "cat").rename(root / "3:cat")
+    sums.write_text(sums.read_text().replace("cat/", "3:cat/"))
+    assert refused(clean(data)) == {}
+    (root / "3:cat" / "0.png").write_bytes(picture(7))
+    (root / "3:cat" / "new.png").write_bytes(picture(8))
+    assert refused(clean(data)) == {"3:cat/0.png": "digest_mismatch", "3:cat/new.png": "not_listed"}
+
+
+def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
+    sums = Path(str(data.digests))
+    sums.write_bytes(b"\xef\xbb\xbf" + sums.read_bytes().replace(b"  ", b" *").replace(b"\n", b"\r\n"))
+    assert (clean(data).rows.num_rows, refused(clean(data))) == (4, {})
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ def test_a_turned_picture_is_corrected_and_says_so() -> None:
     assert (row["width"], row["height"], row["corrections"]) == (48, 64, ["exif: turned by 90"])
 
 
+@pytest.mark.parametrize(("image", "hint"), [(Image.new("F", (8, 8)), False), (None, True)])
+def test_only_bytes_of_no_format_look_like_something_else(image: Image.Image | None, hint: bool) -> None:
+    payload = encode(image, "TIFF") if image else b"II*\0 and no more"
+    [row] = clean([sample("a.tif", payload, "cat")], clean_params()).quarantine.to_pylist()
+    assert row["rule"] == "undecodable"
+    assert ("looks like a TIFF whose header is damaged" in row["detail"]) == hint
+
+
 def test_equal_pixels_are_duplicates_in_any_format_and_with_any_metadata() -> None:
     jpeg = encode(scene(1), "JPEG")
     decoded = Image.open(io.BytesIO(jpeg))

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from PIL import Image
 
 from slipway.data.clean_report import CleanReport, Clusters, ColumnSummary, Example, RuleCount, target_summary
 from slipway.data.cleaning import clean_samples, collect
@@ -11,7 +13,7 @@ from slipway.data.image_report import image_report
 from slipway.data.sources import read_samples
 from slipway.reports.clean_page import MAX_PICTURES, clean_page, shown_sources
 from slipway.reports.clean_pictures import pictures_of
-from tests.data.pictures import data_params, picture, write_folder
+from tests.data.pictures import data_params, encode, picture, write_folder
 from tests.project_params import clean_params
 
 
@@ -70,6 +72,26 @@ def test_a_table_is_drawn_without_pictures() -> None:
 def test_only_so_many_pictures_of_a_rule_are_asked_for() -> None:
     clusters = Clusters(count=1, rows=2, largest=2, examples=[["dog/1.png", "dog/2.png"]])
     assert shown_sources(report(clusters=clusters)) == [*(f"cat/{index}.png" for index in range(MAX_PICTURES)), "dog/1.png", "dog/2.png"]
+
+
+@pytest.mark.parametrize(("choice", "shown"), [("flag", True), ("refuse", False), ("off", False)])
+def test_clusters_are_shown_where_they_are_kept(tmp_path: Path, choice: str, shown: bool) -> None:
+    smooth = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(
+        (64, 64), Image.Resampling.BICUBIC
+    )
+    copy = encode(smooth.resize((80, 80), Image.Resampling.BICUBIC))
+    data = data_params(write_folder(tmp_path / "images", {"cat": [encode(smooth), copy], "dog": [picture(1, 40)]}))
+    params = clean_params(rules={"near_duplicate": choice})
+    found = image_report(collect(clean_samples(read_samples(data, read_files=False), params, 1), params, data.task), params, data)
+    assert (found.clusters is not None) == shown
+    assert ("2 kept rows are in one cluster." in clean_page(found, {})) == shown
+
+
+def test_the_page_says_what_it_leaves_out_and_where_it_is() -> None:
+    text = clean_page(report(refused={"truncated": rule(60), "empty": rule(MAX_PICTURES)}), {})
+    assert f"These are {MAX_PICTURES} of 60; all are in data/clean/quarantine.parquet, column rule." in text
+    assert f"These are {MAX_PICTURES} of 12; all are in data/clean/rows.parquet, column flags." in text
+    assert text.count("These are") == 2
 
 
 def test_the_pictures_are_those_of_the_samples(tmp_path: Path) -> None:

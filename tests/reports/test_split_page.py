@@ -22,6 +22,7 @@ def test_a_clean_split_says_that_nothing_is_shared() -> None:
     assert "Nothing is shared" in page
     assert "exact shares in each class" in page
     assert "Folds of the rows that are not for testing" in page
+    assert "the largest has one row." in page
     assert "&lt;script&gt;" in page
     assert "<script" not in page
 
@@ -30,7 +31,7 @@ def test_leaks_of_the_users_own_split_are_named() -> None:
     rows = [{**row(seed, "ab"[seed % 2]), "given_split": ("train", "val", "test")[seed // 2 % 3]} for seed in range(60)]
     rows[0]["group"] = rows[4]["group"] = "patient 7"
     page = written(rows, split_params(on_leak="report"))
-    assert "1 rows of val and test leak" in page
+    assert "One row of val and test leaks" in page
     assert "1 (patient 7)" in page
 
 
