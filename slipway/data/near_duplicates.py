@@ -35,6 +35,7 @@ _MAX_CROWDING = 16.0  # pictures in a bucket, as a picture meets them
 _MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
 _CHUNK_CANDIDATES = 1 << 21
+_CHUNK_PAIRS = 512  # whose pictures stay in the processor's cache while they are compared
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
 
 Codes = NDArray[np.uint64]
@@ -242,7 +243,7 @@ def _unique(pairs: Pairs) -> Pairs:
 
 def _correlations(thumbnails: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.float64]:
     """(P,) the best correlation of each pair over the crops of either side; once it suffices no further crop is tried."""
-    parts = [pairs[begin : begin + _CHUNK_ROWS] for begin in range(0, len(pairs), _CHUNK_ROWS)]
+    parts = [pairs[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(pairs), _CHUNK_PAIRS)]
     return np.concatenate([np.zeros(0), *(_best(thumbnails[part[:, 0]], thumbnails[part[:, 1]]) for part in parts)])
 
 
