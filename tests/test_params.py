@@ -9,6 +9,7 @@ import yaml
 
 from slipway.errors import ParamsError
 from slipway.network_arguments import STARTS, argument_mistakes
+from slipway.network_arguments import STARTS
 from slipway.params import Params, load_params, parse_params
 
 CONTENT: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
@@ -45,7 +46,13 @@ def message(changed: dict[str, Any]) -> str:
 def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(task: str, changes: dict[str, Any]) -> None:
     network = "tabm" if task.startswith("table") else "small_resnet"
     metric = "accuracy" if task.endswith("classification") else "rmse"
-    fitting = {"data__task": task, "train__network": network, "evaluate__gates": {metric: {"min": 0.0, "max": None}}}
+    arguments = yaml.safe_load(STARTS["tabm"]) if network == "tabm" else CONTENT["train"]["network_arguments"]
+    fitting = {
+        "data__task": task,
+        "train__network": network,
+        "train__network_arguments": arguments,
+        "evaluate__gates": {metric: {"min": 0.0, "max": None}},
+    }
     parse_params(content(**fitting))
     (key,) = changes
     refusal = message(content(**fitting, **changes))
