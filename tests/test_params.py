@@ -9,7 +9,6 @@ import yaml
 
 from slipway.errors import ParamsError
 from slipway.network_arguments import STARTS, argument_mistakes
-from slipway.network_arguments import STARTS
 from slipway.params import Params, load_params, parse_params
 
 CONTENT: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
