@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 import numpy as np
-import yaml
 from PIL import Image
+from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
 
@@ -53,23 +53,29 @@ class Project:
 
     def set_params(self, changes: dict[str, dict[str, Any]]) -> None:
         """Change keys of params.yaml, section by section."""
-        path = self.path / "params.yaml"
-        content = yaml.safe_load(path.read_text())
+        content = self._read_params()
         for section, values in changes.items():
             content[section].update(values)
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        self._write_params(content)
 
     def set_value(self, key: str, value: Any) -> None:
         """Change one key of params.yaml, such as "clean.rules.blurred"."""
-        path = self.path / "params.yaml"
-        content = yaml.safe_load(path.read_text())
+        content = self._read_params()
         *sections, name = key.split(".")
         section = content
         for place in sections:
             section = section[place]
         assert section[name] != value, f"{key} is {value} already"
         section[name] = value
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        self._write_params(content)
+
+    def _read_params(self) -> dict[str, Any]:
+        """As DVC and the stages read it, YAML 1.2: `off` is text."""
+        content: dict[str, Any] = YAML(typ="safe", pure=True).load(self.path / "params.yaml")
+        return content
+
+    def _write_params(self, content: dict[str, Any]) -> None:
+        YAML(typ="safe", pure=True).dump(content, self.path / "params.yaml")
 
     @contextlib.contextmanager
     def service(self, line: str = "bentoml serve", **settings: str) -> Iterator[str]:
@@ -100,7 +106,7 @@ class Project:
 def readme_params() -> list[dict[str, dict[str, Any]]]:
     """The changes of params.yaml that the README shows: for small photographs, and for the embedded table."""
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    return [yaml.safe_load(block) for block in blocks]
+    return [YAML(typ="safe", pure=True).load(block) for block in blocks]
 
 
 @contextlib.contextmanager
