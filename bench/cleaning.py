@@ -35,7 +35,7 @@ from slipway.preprocess import decode_image
 from tests.project_params import PROJECT, clean_params
 
 RESULT = Path("bench/results/cleaning.md")
-NUM_FILES = 3_000
+NUM_FILES = 12_000
 NUM_ROUNDS = 5
 NUM_PLANTED = 300
 CLEAN = clean_params(max_bad_share=1.0)
