@@ -5,25 +5,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from slipway.data.augmentation import NEUTRAL
 from slipway.params import AugmentParams, CleanParams, Params, SplitParams, load_params
 
 PROJECT: Params = load_params(Path(__file__).resolve().parents[1] / "params.yaml")
 
 NO_AUGMENTATION: dict[str, Any] = {
-    "random_resized_crop": [1.0, 1.0],
-    "rotation_deg": 0.0,
-    "scale": [1.0, 1.0],
-    "translation": 0.0,
-    "crop_padding_px": 0,
-    "horizontal_flip": 0.0,
-    "vertical_flip": 0.0,
-    "brightness": 0.0,
-    "contrast": 0.0,
-    "saturation": 0.0,
-    "hue": 0.0,
-    "erasing": 0.0,
-    "mixup_alpha": 0.0,
-    "cutmix_alpha": 0.0,
+    **{name: list(value) if isinstance(value, tuple) else value for name, value in NEUTRAL.items()},
     "forbid": [],
     "offline_copies": 0,
 }

@@ -15,16 +15,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.contract import Task, is_classification
+from slipway.contract import Task
 from slipway.data.code_version import pixel_code
 from slipway.data.filling import Place, Read, fill, finished_shards, places_of, prepare
 from slipway.data.jpeg_inputs import JPEG, OFFSETS
-from slipway.data.packed import SPLITS, Inputs, PackedManifest, TargetScale, open_inputs, write_manifest, write_split
+from slipway.data.packed import SPLITS, Inputs, PackedManifest, open_inputs, write_manifest, write_split
 from slipway.data.parallel import Engine
-from slipway.data.rows import PACKED_ROWS
 from slipway.data.store_form import StoreForm
+from slipway.data.targets import class_names, packed_rows, target_scale, targets_of
 from slipway.data.transform_table import write_transform_table
-from slipway.errors import DataError
 from slipway.preprocess import load_transform
 from slipway.user_function import Values
 
@@ -133,8 +132,8 @@ def _write_jpegs(folder: Path, images: list[_Stored]) -> None:
 
 
 def _describe(tables: dict[str, pa.Table], form: StoreForm, task: Task, root: Path) -> PackedManifest:
-    classes = sorted({label for table in tables.values() for label in table["label"].to_pylist()}) if is_classification(task) else []
-    targets = {split: _targets(table, classes) for split, table in tables.items()}
+    classes = class_names(pa.concat_tables(tables.values()), task)
+    targets = {split: targets_of(table, classes) for split, table in tables.items()}
     mean, std = channel_statistics(open_inputs(root / "train", form.stored("train").shape))
     return PackedManifest(
         format_version=2,
@@ -143,35 +142,9 @@ def _describe(tables: dict[str, pa.Table], form: StoreForm, task: Task, root: Pa
         classes=classes,
         mean=mean,
         std=std,
-        target_scale=None if classes else _target_scale(targets["train"]),
+        target_scale=None if classes else target_scale(targets["train"]),
         splits={
-            split: write_split(root / split, _packed_rows(table, targets[split]), form.stored(split).shape)
+            split: write_split(root / split, packed_rows(table, targets[split]), form.stored(split).shape)
             for split, table in tables.items()
         },
     )
-
-
-def _packed_rows(table: pa.Table, targets: NDArray[np.float64]) -> pa.Table:
-    columns = {
-        "id": table["id"],
-        "source": table["source"],
-        "target": targets,
-        "weight": pc.fill_null(table["weight"], 1.0),
-        "leaked": table["leaked"],
-    }
-    return pa.table(columns, schema=PACKED_ROWS)
-
-
-def _targets(table: pa.Table, classes: list[str]) -> NDArray[np.float64]:
-    """(N,) class indices, or the numbers themselves where there are no classes."""
-    if not classes:
-        return np.asarray(table["target"].to_numpy(), np.float64)
-    index = {label: position for position, label in enumerate(classes)}
-    return np.array([index[label] for label in table["label"].to_pylist()], np.float64)
-
-
-def _target_scale(targets: NDArray[np.float64]) -> TargetScale:
-    std = float(targets.std())
-    if std == 0:
-        raise DataError(f"all {len(targets)} targets of the training split are {targets[0]:g}, expected different numbers. Add data.")
-    return TargetScale(mean=float(targets.mean()), std=std)

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.columns import ColumnContract, ColumnType, encode
-from slipway.contract import Task, is_classification
+from slipway.contract import Task
 from slipway.data.column_fitting import fit_columns
-from slipway.data.packed import SPLITS, PackedManifest, PackedSplitManifest, TargetScale, write_manifest, write_split
-from slipway.data.rows import PACKED_ROWS
+from slipway.data.packed import SPLITS, PackedManifest, PackedSplitManifest, write_manifest, write_split
 from slipway.data.table_files import ID_COLUMN
+from slipway.data.targets import class_names, packed_rows, target_scale, targets_of
 from slipway.errors import CellError, DataError, IntegrityError
 from slipway.params import PrecomputeParams
 
@@ -31,7 +31,8 @@ def pack_table(
     rows = rows.sort_by("id")
     cells = _cells_of(rows, cells)
     contract = fit_columns(cells, np.asarray(pc.equal(rows["split"], "train").to_numpy()), types, params)
-    targets, classes = _targets(rows, task)
+    classes = class_names(rows, task)
+    targets = targets_of(rows, classes)
     manifests = {}
     for split in SPLITS:
         chosen = pc.equal(rows["split"], split)
@@ -43,7 +44,7 @@ def pack_table(
         classes=classes,
         mean=[],
         std=[],
-        target_scale=None if classes else _target_scale(targets[pc.equal(rows["split"], "train").to_numpy()]),
+        target_scale=None if classes else target_scale(targets[pc.equal(rows["split"], "train").to_numpy()]),
         splits=manifests,
     )
     write_manifest(root, manifest)
@@ -95,28 +96,4 @@ def _cells_of(rows: pa.Table, cells: pa.Table) -> pa.Table:
 def _write(root: Path, rows: pa.Table, cells: pa.Table, targets: NDArray[np.float64], contract: ColumnContract) -> PackedSplitManifest:
     root.mkdir()
     np.save(root / "inputs.npy", encode_cells(cells, contract), allow_pickle=False)
-    columns = {
-        "id": rows["id"],
-        "source": rows["source"],
-        "target": targets,
-        "weight": pc.fill_null(rows["weight"], 1.0),
-        "leaked": rows["leaked"],
-    }
-    return write_split(root, pa.table(columns, schema=PACKED_ROWS), contract.shape)
-
-
-def _targets(rows: pa.Table, task: Task) -> tuple[NDArray[np.float64], list[str]]:
-    """(N,) class indices with the classes, or the numbers themselves with none."""
-    if not is_classification(task):
-        return np.asarray(rows["target"].to_numpy(), np.float64), []
-    classes = sorted(pc.unique(rows["label"]).to_pylist())
-    return np.asarray(pc.index_in(rows["label"], pa.array(classes)).to_numpy(), np.float64), classes
-
-
-def _target_scale(targets: NDArray[np.float64]) -> TargetScale:
-    std = float(targets.std())
-    if std == 0 or not np.isfinite(std):
-        raise DataError(
-            f"the {len(targets)} targets of the training split have the standard deviation {std:g}, expected different numbers."
-        )
-    return TargetScale(mean=float(targets.mean()), std=std)
+    return write_split(root, packed_rows(rows, targets), contract.shape)
