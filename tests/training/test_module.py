@@ -11,8 +11,10 @@ from slipway.data.packed import TargetScale
 from slipway.errors import TrainingError
 from slipway.params import load_params
 from slipway.training.batches import Batch, ImageChanges, Mixing, TrainingBatches, cut_step
-from slipway.training.module import TrainingModule, _derived_seed, _Sums, learning_rate_share
+from slipway.training.epoch_sums import EpochSums
+from slipway.training.module import TrainingModule, _derived_seed
 from slipway.training.networks import NetworkSpec, build_network
+from slipway.training.optimizers import learning_rate_share
 from tests.project_params import augment_params
 from tests.training.conftest import ROOT, spec, split_of
 
@@ -70,8 +72,8 @@ def test_the_loss_of_a_mixed_image_is_that_of_its_two_targets_by_their_shares(ta
     shares = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 0.1, 0.2, 0.3])
     mixed = batch._replace(targets=own, mixing=Mixing(partners, shares))
     expected = shares * module._losses(answers, own) + (1 - shares) * module._losses(answers, partners)
-    assert torch.allclose(module._mixed_losses(answers, mixed), expected)
-    assert torch.equal(module._mixed_losses(answers, mixed._replace(mixing=None)), module._losses(answers, own))
+    assert torch.allclose(module._losses(answers, own, mixed.mixing), expected)
+    assert torch.equal(module._losses(answers, own, None), module._losses(answers, own))
     assert not torch.allclose(expected, module._losses(answers, own))
 
 
@@ -125,7 +127,7 @@ def test_how_a_step_is_cut_changes_no_weighted_loss() -> None:
 
 
 def test_a_row_that_only_fills_up_counts_for_nothing() -> None:
-    sums = _Sums()
+    sums = EpochSums()
     sums.add(counted=torch.tensor([True, True, False]), loss=torch.tensor([1.0, 3.0, float("nan")]))
     sums.add(counted=torch.tensor([True]), loss=torch.tensor([5.0]))
     assert sums.means() == {"loss": 3.0}

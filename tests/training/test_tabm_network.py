@@ -14,8 +14,9 @@ from slipway.columns import ColumnContract, encode
 from slipway.data.packed import TargetScale
 from slipway.errors import ParamsError
 from slipway.params import load_params
-from slipway.training.module import TrainingModule, decays
+from slipway.training.module import TrainingModule
 from slipway.training.networks import NetworkSpec, TableNetwork, build_network, load_network, save_checkpoint
+from slipway.training.optimizers import decays
 from slipway.training.precision import fit_into_half
 from slipway.training.tabm_network import RowEncoding
 from tests.model_cards import model_card

@@ -1,0 +1,15 @@
+"""The running means and variances of BatchNorm, which each process gathers from its own rows."""
+
+from torch import distributed, nn
+
+
+def average_running_statistics(network: nn.Module) -> None:
+    """Give the running means and variances of BatchNorm the same value on every rank: their mean."""
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            for statistics in (module.running_mean, module.running_var):
+                assert statistics is not None
+                distributed.all_reduce(statistics)
+                statistics.div_(distributed.get_world_size())
