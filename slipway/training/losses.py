@@ -1,6 +1,6 @@
 """The loss of each row, in float32 whatever the network computes in."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from slipway.contract import is_classification
