@@ -103,16 +103,14 @@ def _components(pairs: Pairs, num_rows: int) -> NDArray[np.int64]:
 class Hashes:
     """What the search knows of N pictures."""
 
-    plain: Codes  # (N,)
-    crops: Codes  # (W - 1, N) of the crops
-    weakest: NDArray[np.uint8]  # (4, 4, N) the four least certain bits of each band, counted from its highest
+    codes: Codes  # (N, W): first that of the picture, then those of its crops
+    weakest: NDArray[np.uint8]  # (N, 4, 4) the four least certain bits of each band, counted from its highest
 
 
 def hashes(thumbnails: NDArray[np.uint8]) -> Hashes:
     """Of (N, 256) thumbnails."""
     parts = [_hash(thumbnails[begin : begin + _CHUNK_ROWS]) for begin in range(0, len(thumbnails), _CHUNK_ROWS)]
-    codes = np.concatenate([part[0] for part in parts], axis=1)
-    return Hashes(codes[0], codes[1:], np.concatenate([part[1] for part in parts], axis=2))
+    return Hashes(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
 
 
 def _hash(thumbnails: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.uint8]]:
@@ -121,8 +119,7 @@ def _hash(thumbnails: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.uint8]]:
     frequencies = (values @ _weights()).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
     plain = np.abs(frequencies[:, 0]).reshape(-1, _BANDS, _BAND_BITS)
     weakest = np.argsort(plain, axis=2, kind="stable")[:, :, :4].astype(np.uint8)
-    codes = np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64)
-    return codes.T, weakest.transpose(1, 2, 0)
+    return np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64), weakest
 
 
 @lru_cache(maxsize=1)
@@ -160,7 +157,7 @@ def _candidates(known: Hashes, max_bits: int) -> Pairs:
     """Pairs whose hashes differ in at most `max_bits`, one side's being perhaps that of a crop."""
 
     def found_in(number: int) -> Codes:
-        return _Band(known.plain, number).candidates(known, max_bits)
+        return _Band(known.codes[:, 0], number).candidates(known, max_bits)
 
     with ThreadPoolExecutor(min(num_cores(), _BANDS)) as threads:
         codes = np.unique(np.concatenate(list(threads.map(found_in, range(_BANDS)))))
@@ -189,24 +186,19 @@ class _Band:
         """Pairs in one number each: the smaller row above the larger one, 32 bits for either."""
         found = [self._neighbours(max_bits)]
         for begin in range(0, len(self.order), _CHUNK_ROWS):
-            rows = slice(begin, begin + _CHUNK_ROWS)
-            plain = self._turned(known.plain[rows])
-            questions = [(plain, plain ^ self._flips(known, rows, ranks)) for ranks in _FLIPPED]
-            questions += [(crop, crop) for crop in (self._turned(crop[rows]) for crop in known.crops)]
-            found += [self._ask(begin, asked, opened, max_bits) for asked, opened in questions]
+            rows = self.order[begin : begin + _CHUNK_ROWS]  # in this order, so that the buckets they open lie near each other
+            plain, *crops = self._turned(known.codes[rows].T.copy())
+            weakest = known.weakest[rows, self.number].T
+            questions = [(plain, plain ^ _flips(weakest[list(ranks)])) for ranks in _FLIPPED] + [(crop, crop) for crop in crops]
+            found += [self._ask(rows, asked, opened, max_bits) for asked, opened in questions]
         return np.unique(np.concatenate(found))
 
     def _turned(self, values: Codes) -> Codes:
         by = np.uint64(self.number * _BAND_BITS)
         return values if by == 0 else (values << by) | (values >> (np.uint64(64) - by))
 
-    def _flips(self, known: Hashes, rows: slice, ranks: tuple[int, ...]) -> Codes:
-        """(R,) masks: the bits of the band that are to be asked for the other way round."""
-        places = known.weakest[self.number, list(ranks), rows].astype(np.uint64)
-        return np.asarray(np.bitwise_or.reduce(np.uint64(1) << (np.uint64(63) - places), axis=0))
-
-    def _ask(self, first: int, asked: Codes, opened: Codes, max_bits: int) -> Codes:
-        """Pairs of a row, the hash `asked` being that of row `first` and so on, and another in the bucket that is `opened` for it."""
+    def _ask(self, rows: NDArray[np.int64], asked: Codes, opened: Codes, max_bits: int) -> Codes:
+        """Pairs of one of the rows, whose hashes are `asked`, and another in the bucket that is `opened` for it."""
         keys = (opened >> self._below).astype(np.int64)
         begins, ends = self.starts[keys], self.starts[keys + 1]
         crowded = np.flatnonzero(ends - begins > _MAX_BUCKET)
@@ -218,12 +210,17 @@ class _Band:
         askers = np.repeat(np.arange(len(asked)), sizes)
         places = np.arange(len(askers)) + np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
         near = np.flatnonzero(np.bitwise_count(asked[askers] ^ self.sorted[places]) <= max_bits)
-        return _codes(first + askers[near], self.order[places[near]])
+        return _codes(rows[askers[near]], self.order[places[near]])
 
     def _neighbours(self, max_bits: int) -> Codes:
         """Pairs that follow each other in the order of the first band: no crowd of equal hashes falls apart for being crowded."""
         near = np.flatnonzero(np.bitwise_count(self.sorted[1:] ^ self.sorted[:-1]) <= max_bits) if self.number == 0 else []
         return _codes(self.order[near], self.order[1:][near])
+
+
+def _flips(places: NDArray[np.uint8]) -> Codes:
+    """(R,) masks of the bits at (K, R) places, which are counted from the highest."""
+    return np.asarray(np.bitwise_or.reduce(np.uint64(1) << (np.uint64(63) - places.astype(np.uint64)), axis=0))
 
 
 def _codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
