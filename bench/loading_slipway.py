@@ -12,9 +12,9 @@ from bench.loading_rounds import CASES, Case, serve
 from slipway.data.augmentation import AugmentPlan, plan_from_params
 from slipway.data.packed import PackedSplit
 from slipway.files import sha256_bytes
+from slipway.freed_memory import keep_freed_memory
 from slipway.preprocess import ImageContract, array_from_bytes
 from slipway.training.batches import ImageChanges, TrainingBatches, cut_step, training_loader
-from slipway.training.freed_memory import keep_freed_memory
 from tests.project_params import augment_params
 
 

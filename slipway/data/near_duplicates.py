@@ -9,14 +9,15 @@ pictures there are, so that the buckets they are looked for in do not grow. What
 crops, borders, captions.
 """
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.cores import num_cores
 from slipway.data.image_quality import THUMBNAIL_PX
 
 MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
@@ -34,13 +35,13 @@ _MOST_BITS = 22  # of the hash that candidates may have to share, in the largest
 _MAX_CROWDING = 16.0  # pictures in a bucket, as a picture meets them
 _MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
-_CHUNK_CANDIDATES = 1 << 21
-_CHUNK_PAIRS = 512  # whose pictures stay in the processor's cache while they are compared
+_CHUNK_PAIRS = 128  # whose pictures stay in the processor's cache while they are compared
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
 
 Codes = NDArray[np.uint64]
 Pairs = NDArray[np.int64]  # (P, 2) row numbers, the smaller first, each pair once
 _NONE: Pairs = np.zeros((0, 2), np.int64)
+_32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,14 @@ def _components(pairs: Pairs, num_rows: int) -> NDArray[np.int64]:
 class Hashes:
     """What the search knows of N pictures."""
 
-    plain: Codes  # (N,)
-    crops: Codes  # (W - 1, N) of the crops
-    weakest: NDArray[np.uint8]  # (4, 4, N) the four least certain bits of each band, counted from its highest
+    codes: Codes  # (N, W): first that of the picture, then those of its crops
+    weakest: NDArray[np.uint8]  # (N, 4, 4) the four least certain bits of each band, counted from its highest
 
 
 def hashes(thumbnails: NDArray[np.uint8]) -> Hashes:
     """Of (N, 256) thumbnails."""
     parts = [_hash(thumbnails[begin : begin + _CHUNK_ROWS]) for begin in range(0, len(thumbnails), _CHUNK_ROWS)]
-    codes = np.concatenate([part[0] for part in parts], axis=1)
-    return Hashes(codes[0], codes[1:], np.concatenate([part[1] for part in parts], axis=2))
+    return Hashes(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
 
 
 def _hash(thumbnails: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.uint8]]:
@@ -120,8 +119,7 @@ def _hash(thumbnails: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.uint8]]:
     frequencies = (values @ _weights()).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
     plain = np.abs(frequencies[:, 0]).reshape(-1, _BANDS, _BAND_BITS)
     weakest = np.argsort(plain, axis=2, kind="stable")[:, :, :4].astype(np.uint8)
-    codes = np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64)
-    return codes.T, weakest.transpose(1, 2, 0)
+    return np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64), weakest
 
 
 @lru_cache(maxsize=1)
@@ -157,85 +155,78 @@ def _resampling(begin: float, end: float) -> NDArray[np.float64]:
 
 def _candidates(known: Hashes, max_bits: int) -> Pairs:
     """Pairs whose hashes differ in at most `max_bits`, one side's being perhaps that of a crop."""
-    bands = [_band(known.plain, number) for number in range(_BANDS)]
-    found = [bands[0].neighbours(known.plain, max_bits)]
-    for band in bands:
-        for ranks in _FLIPPED:
-            found.append(band.ask(known.plain, band.flips(known, ranks), known.plain, max_bits))
-        for crop in known.crops:
-            found.append(band.ask(crop, None, known.plain, max_bits))
-    return _unique(np.concatenate(found))
 
+    def found_in(number: int) -> Codes:
+        return _Band(known.codes[:, 0], number).candidates(known, max_bits)
 
-def _band(plain: Codes, number: int) -> "_Band":
-    """With the shortest beginnings whose buckets are not crowded."""
-    for num_bits in range(_BAND_BITS, _MOST_BITS):
-        band = _Band(plain, number, num_bits)
-        if band.crowding <= _MAX_CROWDING:
-            return band
-    return _Band(plain, number, _MOST_BITS)
+    with ThreadPoolExecutor(min(num_cores(), _BANDS)) as threads:
+        codes = np.unique(np.concatenate(list(threads.map(found_in, range(_BANDS)))))
+    return np.stack([codes >> _32, codes & _LOW_32], axis=1).astype(np.int64)
 
 
 class _Band:
-    """All rows sorted by the hash as it reads from one of its four bands on, so that equal beginnings of `num_bits` lie together."""
+    """All rows sorted by the hash as it reads from one of its four bands on, so that equal beginnings lie together: the buckets.
 
-    def __init__(self, plain: Codes, number: int, num_bits: int) -> None:
+    The beginnings are the shortest ones whose buckets are not crowded.
+    """
+
+    def __init__(self, plain: Codes, number: int) -> None:
         self.number = number
-        self._below = np.uint64(64 - num_bits)
         turned = self._turned(plain)
         self.order = np.argsort(turned, kind="stable")
         self.sorted = turned[self.order]
-        keys = (self.sorted >> self._below).astype(np.int64)
-        sizes = np.bincount(keys, minlength=1 << num_bits)
+        for num_bits in range(_BAND_BITS, _MOST_BITS + 1):
+            self._below = np.uint64(64 - num_bits)
+            sizes = np.bincount((self.sorted >> self._below).astype(np.int64), minlength=1 << num_bits)
+            if float((sizes * sizes).sum()) <= _MAX_CROWDING * len(plain):
+                break
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
-        self.crowding = float((sizes * sizes).sum() / max(1, len(plain)))  # how many are in the bucket of a picture, on average
+
+    def candidates(self, known: Hashes, max_bits: int) -> Codes:
+        """Pairs in one number each: the smaller row above the larger one, 32 bits for either."""
+        found = [self._neighbours(max_bits)]
+        for begin in range(0, len(self.order), _CHUNK_ROWS):
+            rows = self.order[begin : begin + _CHUNK_ROWS]  # in this order, so that the buckets they open lie near each other
+            plain, *crops = self._turned(known.codes[rows].T.copy())
+            weakest = known.weakest[rows, self.number].T
+            questions = [(plain, plain ^ _flips(weakest[list(ranks)])) for ranks in _FLIPPED] + [(crop, crop) for crop in crops]
+            found += [self._ask(rows, asked, opened, max_bits) for asked, opened in questions]
+        return np.unique(np.concatenate(found))
 
     def _turned(self, values: Codes) -> Codes:
         by = np.uint64(self.number * _BAND_BITS)
         return values if by == 0 else (values << by) | (values >> (np.uint64(64) - by))
 
-    def flips(self, known: Hashes, ranks: tuple[int, ...]) -> Codes | None:
-        """(N,) masks: the bits of the band that are to be asked for the other way round."""
-        if not ranks:
-            return None
-        places = known.weakest[self.number, list(ranks)].astype(np.uint64)
-        return np.asarray(np.bitwise_or.reduce(np.uint64(1) << (np.uint64(63) - places), axis=0))
-
-    def ask(self, asked: Codes, flips: Codes | None, plain: Codes, max_bits: int) -> Pairs:
-        """Pairs of a row and another in the bucket of its (flipped) band, whose hashes differ in at most `max_bits`."""
-        turned = self._turned(asked) if flips is None else self._turned(asked) ^ flips
-        keys = (turned >> self._below).astype(np.int64)
+    def _ask(self, rows: NDArray[np.int64], asked: Codes, opened: Codes, max_bits: int) -> Codes:
+        """Pairs of one of the rows, whose hashes are `asked`, and another in the bucket that is `opened` for it."""
+        keys = (opened >> self._below).astype(np.int64)
         begins, ends = self.starts[keys], self.starts[keys + 1]
         crowded = np.flatnonzero(ends - begins > _MAX_BUCKET)
         if len(crowded):
-            places = np.searchsorted(self.sorted, turned[crowded])
+            places = np.searchsorted(self.sorted, opened[crowded])
             begins[crowded] = np.maximum(begins[crowded], places - _MAX_BUCKET // 2)
             ends[crowded] = np.minimum(ends[crowded], places + _MAX_BUCKET // 2)
-        return np.concatenate([_NONE, *self._compare(begins, ends, asked, plain, max_bits)])
+        sizes = ends - begins
+        askers = np.repeat(np.arange(len(asked)), sizes)
+        places = np.arange(len(askers)) + np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
+        near = np.flatnonzero(np.bitwise_count(asked[askers] ^ self.sorted[places]) <= max_bits)
+        return _codes(rows[askers[near]], self.order[places[near]])
 
-    def _compare(self, begins: NDArray[np.int64], ends: NDArray[np.int64], asked: Codes, plain: Codes, max_bits: int) -> Iterator[Pairs]:
-        counts = ends - begins
-        groups = np.cumsum(counts) // _CHUNK_CANDIDATES
-        bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(counts)]
-        for first, last in pairwise(bounds):
-            inside = counts[first:last]
-            rows = np.repeat(np.arange(first, last), inside)
-            shifts = begins[first:last] - (np.cumsum(inside) - inside)
-            others = self.order[np.repeat(shifts, inside) + np.arange(len(rows))]
-            near = (np.bitwise_count(asked[rows] ^ plain[others]) <= max_bits) & (rows != others)
-            yield _unique(np.stack([rows[near], others[near]], axis=1))
-
-    def neighbours(self, plain: Codes, max_bits: int) -> Pairs:
-        """Pairs that follow each other in the order: no crowd of equal hashes falls apart for being crowded."""
-        pairs = np.stack([self.order[:-1], self.order[1:]], axis=1)
-        return _unique(pairs[np.bitwise_count(plain[pairs[:, 0]] ^ plain[pairs[:, 1]]) <= max_bits])
+    def _neighbours(self, max_bits: int) -> Codes:
+        """Pairs that follow each other in the order of the first band: no crowd of equal hashes falls apart for being crowded."""
+        near = np.flatnonzero(np.bitwise_count(self.sorted[1:] ^ self.sorted[:-1]) <= max_bits) if self.number == 0 else []
+        return _codes(self.order[near], self.order[1:][near])
 
 
-def _unique(pairs: Pairs) -> Pairs:
-    if not len(pairs):
-        return _NONE
-    codes = np.unique((pairs.min(axis=1) << 32) | pairs.max(axis=1))
-    return np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
+def _flips(places: NDArray[np.uint8]) -> Codes:
+    """(R,) masks of the bits at (K, R) places, which are counted from the highest."""
+    return np.asarray(np.bitwise_or.reduce(np.uint64(1) << (np.uint64(63) - places.astype(np.uint64)), axis=0))
+
+
+def _codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
+    different = rows != others
+    low, high = np.minimum(rows, others)[different], np.maximum(rows, others)[different]
+    return np.unique((low.astype(np.uint64) << _32) | high.astype(np.uint64))
 
 
 # Verification ---------------------------------------------------------------------------------------------------------------------
@@ -248,33 +239,44 @@ def _correlations(thumbnails: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.flo
 
 
 def _best(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.float64]:
-    one, other = (_pictures(side) for side in (first, second))
+    one, other = _centred(first), _centred(second)
     best = _correlation(one, other)
-    for down, across in _crop_weights():
+    for down, acrosses in _crop_weights():
         undecided = np.flatnonzero((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
-        for cropped, whole in ((one, other), (other, one)):
-            made = down @ cropped[undecided] @ across
-            best[undecided] = np.maximum(best[undecided], _correlation(made, whole[undecided]))
+        wholes = other[undecided], one[undecided]
+        lowered = down @ wholes[1], down @ wholes[0]
+        for across in acrosses:
+            still = np.flatnonzero(best[undecided] < MIN_CORRELATION)
+            if len(still) < len(undecided):
+                undecided = undecided[still]
+                wholes, lowered = (wholes[0][still], wholes[1][still]), (lowered[0][still], lowered[1][still])
+            for cropped, whole in zip(lowered, wholes, strict=True):
+                made = (cropped.reshape(-1, THUMBNAIL_PX) @ across).reshape(whole.shape)
+                best[undecided] = np.maximum(best[undecided], _correlation(made, whole))
     return best
 
 
-def _pictures(thumbnails: NDArray[np.uint8]) -> NDArray[np.float64]:
-    return thumbnails.reshape(-1, THUMBNAIL_PX, THUMBNAIL_PX).astype(np.float64)
+def _centred(thumbnails: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """(P, 16, 16) whose mean is 0, next to it."""
+    values = thumbnails.astype(np.float64)
+    values -= values.mean(axis=1, keepdims=True)
+    return values.reshape(-1, THUMBNAIL_PX, THUMBNAIL_PX)
 
 
-def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+def _correlation(first: NDArray[np.float64], centred: NDArray[np.float64]) -> NDArray[np.float64]:
     """(P,) of (P, 16, 16); 0 where one of the two is constant."""
-    first = first - first.mean(axis=(1, 2), keepdims=True)
-    second = second - second.mean(axis=(1, 2), keepdims=True)
-    spread = np.sqrt((first * first).sum(axis=(1, 2)) * (second * second).sum(axis=(1, 2)))
-    return np.asarray((first * second).sum(axis=(1, 2)) / np.where(spread == 0, 1, spread))
+    first, centred = first.reshape(-1, THUMBNAIL_PX**2), centred.reshape(-1, THUMBNAIL_PX**2)
+    sums = first.sum(axis=1)
+    squares = np.vecdot(first, first) - sums * sums / THUMBNAIL_PX**2
+    spread = np.sqrt(np.maximum(squares, 0) * np.vecdot(centred, centred))
+    return np.asarray(np.vecdot(first, centred) / np.where(spread == 0, 1, spread))
 
 
 @lru_cache(maxsize=1)
-def _crop_weights() -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Two (16, 16) for each crop: the first times a picture times the second is the crop, resized back."""
+def _crop_weights() -> list[tuple[NDArray[np.float64], list[NDArray[np.float64]]]]:
+    """(16, 16) each: the first times a picture times one of the second is a crop, resized back."""
     found = []
     for crop in _FINE_CROPS:
-        places = _places_of(crop)
-        found += [(_resampling(*down), _resampling(*across).T) for down in places for across in places]
+        places = [_resampling(*place) for place in _places_of(crop)]
+        found += [(down, [np.ascontiguousarray(across.T) for across in places]) for down in places]
     return found

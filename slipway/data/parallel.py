@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 from slipway.cores import num_cores
 from slipway.data.ray_engine import map_on_ray
 from slipway.errors import UnavailableError
+from slipway.freed_memory import keep_freed_memory
 
 Engine = Literal["local", "ray"]
 Item = TypeVar("Item")
@@ -53,7 +54,7 @@ def ordered_map(
 
 def _map_in_processes(function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int) -> Iterator[Result]:
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that Arrow's threads hold
-    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_begin)
     try:
         pending: deque[Future[list[Result]]] = deque()
         for chunk in chunks:
@@ -85,6 +86,12 @@ def _chunks(items: Iterable[Item], item_bytes: Callable[[Item], int], chunk_item
             chunk, size = [], 0
     if chunk:
         yield chunk
+
+
+def _begin() -> None:
+    """In each worker, before its first chunk."""
+    keep_freed_memory()
+    _end_with_parent()
 
 
 def _end_with_parent() -> None:

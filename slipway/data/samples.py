@@ -7,7 +7,6 @@ Hidden files are no samples.
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +20,8 @@ class Fault(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True)
-class RawSample:
-    """One sample as it lies in the data set.
+class RawSample(NamedTuple):
+    """One sample as it lies in the data set; a tuple, since a million of them go from process to process.
 
     `source` is the path inside a folder ("cat/1.png"), or the row number of a table, counted from 0, with the
     path that the row names, if any ("17:images/1.png"). It is unique within the data set.
@@ -47,8 +45,7 @@ def loaded(sample: RawSample) -> RawSample:
     if sample.path is None:
         return sample
     payload, fault = read_file(sample.path)
-    said = (sample.label, sample.target, sample.group, sample.fault or fault)
-    return RawSample(sample.source, payload, *said, sample.time, sample.weight, sample.given_split, sample.corrections)
+    return sample._replace(payload=payload, fault=sample.fault or fault, path=None)
 
 
 def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:

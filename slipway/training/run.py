@@ -21,6 +21,7 @@ from slipway.cores import num_cores
 from slipway.data.augmentation import AugmentPlan, open_augmented
 from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.errors import DataError, TrainingError
+from slipway.freed_memory import keep_freed_memory
 from slipway.input_contract import InputContract
 from slipway.params import TrainParams
 from slipway.preprocess import ImageContract
@@ -35,7 +36,6 @@ from slipway.training.batches import (
 )
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
-from slipway.training.freed_memory import keep_freed_memory
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half

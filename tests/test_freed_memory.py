@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 FAULTS = """
 import resource, sys
 import numpy as np
-from slipway.training.freed_memory import keep_freed_memory
+from slipway.freed_memory import keep_freed_memory
 if sys.argv[1] == "kept" and not keep_freed_memory():
     sys.exit(3)
 def batch():
