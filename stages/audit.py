@@ -8,7 +8,7 @@ from slipway.data.audit_folds import audited_rows
 from slipway.data.rows import SPLIT_ROWS, read_table
 from slipway.data.work_folder import work_folder
 from slipway.params import Params
-from slipway.reports.label_issues import LabelIssues, find_candidates, report, write_rows
+from slipway.reports.label_issues import LabelIssues, judge, report, write_rows
 from slipway.reports.label_issues_page import label_issues_page, page_of_no_audit
 
 PACKED = Path("data/packed")
@@ -37,9 +37,8 @@ def _audit(params: Params) -> None:
     with work_folder(WORK, training.key, "an audit") as folder:
         probabilities, packed, manifest = predict_out_of_fold(training, folder), training.rows(), training.data.manifest
         given = packed.targets.astype("int64")
-        found = find_candidates(given, probabilities)
-        splits = rows["split"].to_pylist()
-        issues = LabelIssues(manifest.classes, packed.ids, packed.sources, splits, training.folds, given, probabilities, found)
+        judgement, splits = judge(given, probabilities), rows["split"].to_pylist()
+        issues = LabelIssues(manifest.classes, packed.ids, packed.sources, splits, training.folds, given, probabilities, judgement)
         about = f"{params.train.network}, {params.audit.folds} folds, {params.audit.epochs} epochs each; test rows are left out"
         _write(issues, training.settings(), label_issues_page(issues, packed.inputs, manifest.input, about))
     print(

@@ -4,10 +4,11 @@ Confident learning: Northcutt, Jiang and Chuang 2021, "Confident learning: estim
 It proposes; no label is changed here or anywhere else.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,18 @@ LABEL_ISSUES = pa.schema(
 )
 
 
+# The estimate counts well, but rows that the networks themselves get wrong take some of the places: with as many candidates as
+# estimated 0.76 to 0.85 of planted labels were found in a table of 569 rows, with a quarter more 0.90 to 0.96 (three seeds).
+_SLACK = 1.25
+
+
+class Judgement(NamedTuple):
+    """What confident learning says of N labels."""
+
+    estimated: int  # how many are wrong
+    is_candidate: NDArray[np.bool_]  # (N,) which probably are
+
+
 @dataclass(frozen=True)
 class LabelIssues:
     """The audited rows and what is said of each."""
@@ -41,7 +54,12 @@ class LabelIssues:
     folds: NDArray[np.int64]  # (N,)
     given: NDArray[np.int64]  # (N,) class index
     probabilities: NDArray[np.float32]  # (N, K) out of fold
-    is_candidate: NDArray[np.bool_]  # (N,)
+    judgement: Judgement
+
+    @property
+    def is_candidate(self) -> NDArray[np.bool_]:
+        """(N,) whether the label is probably wrong."""
+        return self.judgement.is_candidate
 
     @cached_property
     def suggested(self) -> NDArray[np.int64]:
@@ -94,16 +112,22 @@ class LabelIssues:
         return {name: (int(rows[index]), int(candidates[index])) for index, name in enumerate(self.classes)}
 
 
-def find_candidates(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """(N,) the rows whose label is probably wrong, from class indices (N,) and out-of-fold probabilities (N, K).
+def judge(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> Judgement:
+    """From class indices (N,) and out-of-fold probabilities (N, K): how many labels are wrong, and which probably.
 
-    For each pair of classes as many as the confident joint estimates to be mislabelled, those of the largest margin.
+    Candidates are the rows of which another class is the most probable, the least probable labels first, `_SLACK` times as many
+    as the confident joint estimates to be wrong.
     """
-    from cleanlab.filter import find_label_issues  # imports pandas and scikit-learn
+    from cleanlab.count import num_label_issues  # imports pandas and scikit-learn
+    from cleanlab.filter import find_label_issues
 
     exact = probabilities.astype(np.float64)
-    found: NDArray[np.bool_] = find_label_issues(given, exact / exact.sum(axis=1, keepdims=True), filter_by="prune_by_noise_rate", n_jobs=1)
-    return found
+    exact /= exact.sum(axis=1, keepdims=True)
+    estimated = int(num_label_issues(given, exact, estimation_method="off_diagonal_calibrated"))
+    ranked = find_label_issues(given, exact, filter_by="predicted_neq_given", return_indices_ranked_by="self_confidence", n_jobs=1)
+    is_candidate = np.zeros(len(given), np.bool_)
+    is_candidate[ranked[: math.ceil(_SLACK * estimated)]] = True
+    return Judgement(estimated, is_candidate)
 
 
 def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +142,7 @@ def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, An
         "accuracy": issues.accuracy,
         "fold_rows": np.bincount(issues.folds).tolist(),
         "fold_accuracies": issues.fold_accuracies,
+        "estimated_wrong": issues.judgement.estimated,
         "candidates": num_candidates,
         "candidates_share": num_candidates / rows,
         "pairs": [{"label": given, "suggested_label": suggested, "rows": count} for given, suggested, count in issues.pairs()],

@@ -33,7 +33,8 @@ def _headline(issues: LabelIssues) -> Section:
     rows, found = len(issues.ids), len(issues.candidates)
     boxes = [
         ("rows", f"{rows:,}", "of train and val"),
-        ("candidates", f"{found:,}", f"{found / rows:.2%} of the rows"),
+        ("estimated wrong", f"{issues.judgement.estimated:,}", f"{issues.judgement.estimated / rows:.2%} of the labels"),
+        ("candidates", f"{found:,}", "a quarter more, where so many are contradicted"),
         ("accuracy", f"{issues.accuracy:.4f}", "against the given labels, out of fold"),
     ]
     notes = [
