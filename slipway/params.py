@@ -245,6 +245,19 @@ class TrainParams(_Section):
         return self
 
 
+class AuditParams(_Section):
+    """The search for wrong labels, by networks that learn from the other rows. For classes only."""
+
+    folds: Annotated[int, Field(ge=0)]  # networks that are trained, each without one fold of the rows of train and val; 0: no search
+    epochs: Positive  # of each of them; fewer than train.epochs, since a network that learns long learns wrong labels by heart
+
+    @model_validator(mode="after")
+    def _one_fold_leaves_nothing_to_learn(self) -> Self:
+        if self.folds == 1:
+            raise ValueError("folds is 1, expected 0 for no audit, or at least 2")
+        return self
+
+
 class Gate(_Section):
     """A required range of a metric; null for no bound."""
 
@@ -308,6 +321,7 @@ class Params(_Section):
     split: SplitParams
     precompute: PrecomputeParams
     augment: AugmentParams
+    audit: AuditParams
     train: TrainParams
     evaluate: EvaluateParams
     export: ExportParams
@@ -339,6 +353,8 @@ class Params(_Section):
             problems.append("split.time_cuts is set, but data.time_column is null")
         if self.split.folds and (self.data.time_column or self.data.split_column):
             problems.append(f"split.folds is {self.split.folds}, but data.time_column or data.split_column already says which rows are val")
+        if self.audit.folds and self.train.warmup_epochs >= self.audit.epochs:
+            problems.append(f"train.warmup_epochs is {self.train.warmup_epochs}, expected less than audit.epochs {self.audit.epochs}")
         problems += _asked_for_in_vain(self)
         problems += [_describe_gate(name, self.data.task) for name in self.evaluate.gates if name not in metric_names(self.data.task)]
         if problems:
@@ -355,13 +371,14 @@ def _asked_for_in_vain(params: Params) -> list[str]:
     else:
         found["data.columns"] = ", ".join(data.columns) or None
     if not is_classification(task):
-        found |= {"data.label_map": data.label_map or None, "data.classes": data.classes}
+        found |= {"data.label_map": data.label_map or None, "data.classes": data.classes, "audit.folds": params.audit.folds or None}
     reasons = {
         "precompute.transform": "works on images; set it to null",
         "data.engine": "works on images; set it to local",
         "data.columns": "is for tables; set it to {}",
         "data.label_map": "is for classes; set it to {}",
         "data.classes": "is for classes; set it to null",
+        "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to 0",
     }
     return [f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}" for key, value in found.items() if value is not None]
 

@@ -52,6 +52,11 @@ def write_copies(train: PackedSplit, plan: AugmentPlan, num_copies: int, size_px
     return write_split(root, pa.table(columns, schema=PACKED_ROWS), images.shape[1:])
 
 
+def original_rows(num_train: int, num_copied: int) -> NDArray[np.int64]:
+    """(num_copied,) the position in the training split that each row of its copies was made from."""
+    return np.arange(num_copied) % num_train
+
+
 def _slices(total: int) -> Iterator[slice]:
     for begin in range(0, total, _ROWS_AT_A_TIME):
         yield slice(begin, min(total, begin + _ROWS_AT_A_TIME))

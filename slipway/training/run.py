@@ -59,7 +59,9 @@ class Paths:
 
 
 @dataclass(frozen=True)
-class _Data:
+class TrainingData:
+    """What a network learns from and is validated on."""
+
     manifest: PackedManifest
     train: list[PackedSplit]  # the split, and its offline copies where there are some
     val: PackedSplit
@@ -86,7 +88,7 @@ class _Job:
     params: TrainParams
     paths: Paths
     placement: Placement
-    data: _Data
+    data: TrainingData
     spec: NetworkSpec
     shape: StepShape
     fingerprint: Fingerprint
@@ -122,7 +124,7 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
 def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Network]:
     placement = place(params, this_machine())
     data = _open_data(paths)
-    spec = _network_spec(params, data.manifest)
+    spec = network_spec(params, data.manifest)
     torch.manual_seed(seed)
     network = build_network(spec)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
@@ -130,14 +132,15 @@ def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Networ
     return _Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
 
-def _open_data(paths: Paths) -> _Data:
+def _open_data(paths: Paths) -> TrainingData:
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
     split = open_split(paths.packed, manifest, "train")
-    return _Data(manifest, [split, copies] if copies else [split], open_split(paths.packed, manifest, "val"), plan)
+    return TrainingData(manifest, [split, copies] if copies else [split], open_split(paths.packed, manifest, "val"), plan)
 
 
-def _network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
+def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
+    """The network that `params` ask for, as the packed data needs it."""
     return NetworkSpec(
         task=manifest.task,
         name=params.network,
@@ -156,7 +159,7 @@ def _logs(job: _Job) -> tuple[Path, Path]:
 
 def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
-    _prepare_process(placement, network)
+    prepare_process(placement, network)
     saver = Saver(job.saves, resumed, params.keep, params.checkpoint_every_epochs)
     lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
     trainer = pl.Trainer(
@@ -164,7 +167,7 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
         max_epochs=params.epochs,
         accumulate_grad_batches=shape.num_accumulated,
         gradient_clip_val=params.gradient_clip_norm or None,
-        callbacks=[_SetupCheck(placement), lines, saver, *progress_bars()],
+        callbacks=[SetupCheck(placement), lines, saver, *progress_bars()],
         logger=loggers(*_logs(job)) if is_first_process() else False,
         enable_progress_bar=bool(progress_bars()),
         enable_model_summary=False,
@@ -175,7 +178,7 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     )
     classes = is_classification(data.manifest.task)
     on_gpu = placement.accelerator == "gpu"
-    changes = _image_changes(data.plan, data.manifest.input, on_gpu)
+    changes = image_changes(data.plan, data.manifest.input, on_gpu)
     training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, changes, classes=classes)
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     with ended_together(trainer):
@@ -188,11 +191,13 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
         )
 
 
-def _image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
+def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
+    """How training images are changed; None for a table."""
     return ImageChanges(plan, contract.size_px, on_device=on_gpu) if isinstance(contract, ImageContract) else None
 
 
-def _prepare_process(placement: Placement, network: Network) -> None:
+def prepare_process(placement: Placement, network: Network) -> None:
+    """What a process has to set before its trainer: threads, memory, and `network` as the placement computes it."""
     # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
@@ -208,7 +213,7 @@ def _prepare_process(placement: Placement, network: Network) -> None:
         network.to(memory_format=torch.channels_last)  # images arrive as NHWC, so no layout is ever changed
 
 
-class _SetupCheck(pl.Callback):
+class SetupCheck(pl.Callback):
     """Ends a run that is not what was requested before its first step."""
 
     def __init__(self, placement: Placement) -> None:

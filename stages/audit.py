@@ -1,0 +1,57 @@
+"""Looks for wrong labels among the rows of train and val, where `audit.folds` asks for it. It proposes; nothing is relabelled."""
+
+from pathlib import Path
+
+from slipway import files
+from slipway.command import run_stage
+from slipway.data.audit_folds import audited_rows
+from slipway.data.rows import SPLIT_ROWS, read_table
+from slipway.data.work_folder import work_folder
+from slipway.params import Params
+from slipway.reports.label_issues import LabelIssues, judge, report, write_rows
+from slipway.reports.label_issues_page import label_issues_page, page_of_no_audit
+
+PACKED = Path("data/packed")
+AUGMENTED = Path("data/augmented")
+SPLIT = Path("data/split")
+WORK = Path(".work/audit")
+REPORT = Path("reports/label_issues.json")
+PAGE = Path("reports/label_issues.html")
+ROWS = Path("reports/label_issues.parquet")
+
+
+def run(params: Params) -> None:
+    """Audit the labels, or write down that no audit was asked for."""
+    if params.audit.folds:
+        _audit(params)
+        return
+    _write(None, {"folds": 0}, page_of_no_audit())
+    print(f"no audit of the labels was asked for: audit.folds is 0; see {PAGE}")
+
+
+def _audit(params: Params) -> None:
+    from slipway.training.out_of_fold import FoldPaths, plan_folds, predict_out_of_fold
+
+    rows = audited_rows(read_table(SPLIT / "rows.parquet", SPLIT_ROWS))
+    training = plan_folds(params.seed, params.train, params.audit, rows, FoldPaths(PACKED, AUGMENTED, Path()))
+    with work_folder(WORK, training.key, "an audit") as folder:
+        probabilities, packed, manifest = predict_out_of_fold(training, folder), training.rows(), training.data.manifest
+        given = packed.targets.astype("int64")
+        judgement, splits = judge(given, probabilities), rows["split"].to_pylist()
+        issues = LabelIssues(manifest.classes, packed.ids, packed.sources, splits, training.folds, given, probabilities, judgement)
+        about = f"{params.train.network}, {params.audit.folds} folds, {params.audit.epochs} epochs each; test rows are left out"
+        _write(issues, training.settings(), label_issues_page(issues, packed.inputs, manifest.input, about))
+    print(
+        f"{len(issues.candidates):,} of {len(issues.ids):,} labels are probably wrong (out-of-fold accuracy {issues.accuracy:.4f}); "
+        f"none was changed; see {PAGE}"
+    )
+
+
+def _write(issues: LabelIssues | None, settings: dict[str, object], text: str) -> None:
+    files.write_json(REPORT, report(issues, settings))
+    write_rows(ROWS, issues)
+    files.write_text(PAGE, text)
+
+
+if __name__ == "__main__":
+    run_stage(run)

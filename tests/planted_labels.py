@@ -1,0 +1,125 @@
+"""Data sets with planted wrong labels, run through the stages from `clean` to `audit` in processes of their own, and how many are found."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from ruamel.yaml import YAML
+from sklearn.datasets import load_breast_cancer
+
+from slipway.data.rows import read_table
+from slipway.reports.label_issues import LABEL_ISSUES
+from tests.conftest import ROOT
+
+STAGES = ("clean", "split", "precompute", "augment", "audit")
+SHARE = 0.05  # of the labels that are planted wrong
+NO_CHANGES: dict[str, Any] = {"rotation_deg": 0.0, "scale": [1.0, 1.0], "crop_padding_px": 0, "forbid": []}
+TABM: dict[str, Any] = {
+    "network": "tabm",
+    "network_arguments": {"num_submodels": 8, "num_blocks": 2, "width": 64, "dropout": 0.1, "embedding_size": 16, "num_bins": 24},
+    "batch_size": 32,
+    "learning_rate": 0.006,
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an audit found of the planted labels among the rows that it looked at."""
+
+    rows: int
+    planted: int
+    candidates: int
+    right: int  # candidates that were planted
+    suggested: int  # of these, how many times the suggestion is the label that was replaced
+
+    @property
+    def precision(self) -> float:
+        return self.right / max(self.candidates, 1)
+
+    @property
+    def recall(self) -> float:
+        return self.right / self.planted
+
+
+def digits() -> pa.Table:
+    """The embedded digits."""
+    return pq.read_table(ROOT / "data/demo/digits.parquet")
+
+
+def cancer() -> pa.Table:
+    """569 rows of 30 numbers and two classes (Wolberg, Street and Mangasarian 1995), as scikit-learn brings them."""
+    data = load_breast_cancer()
+    names = [name.replace(" ", "_") for name in data.feature_names]
+    labels = [str(data.target_names[target]) for target in data.target]
+    return pa.table({**{name: data.data[:, index] for index, name in enumerate(names)}, "label": labels})
+
+
+def plant(table: pa.Table, seed: int) -> tuple[pa.Table, dict[int, str]]:
+    """The table with 5 % of the column `label` replaced by another of its classes, and the true label of each such row by its number."""
+    labels = table["label"].to_pylist()
+    classes, generator = sorted(set(labels)), np.random.default_rng(seed)
+    rows = generator.choice(len(labels), round(SHARE * len(labels)), replace=False)
+    truth = {row: labels[row] for row in rows.tolist()}
+    for row in rows.tolist():
+        labels[row] = generator.choice([name for name in classes if name != labels[row]])
+    return table.set_column(table.column_names.index("label"), "label", pa.array(labels, pa.string())), truth
+
+
+def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any]]) -> None:
+    """A folder in which the stages run on `table`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    yaml = YAML(typ="safe", pure=True)
+    content = yaml.load(ROOT / "params.yaml")
+    is_table = params["data"]["task"].startswith("table")
+    name = "rows.csv" if is_table else "rows.parquet"
+    if is_table:
+        pyarrow.csv.write_csv(table, folder / name)
+    else:
+        pq.write_table(table, folder / name)
+    for section, values in params.items():
+        content[section].update(values)
+    content["data"]["path"] = name
+    yaml.dump(content, folder / "params.yaml")
+
+
+def run_stage(folder: Path, stage: str) -> str:
+    """What the stage printed; its error if it fails."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=variables, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{stage} in {folder} failed:\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def row_number(source: str) -> int:
+    """Of a row of the file: "17", or "17:name" where an image has a name."""
+    return int(source.partition(":")[0])
+
+
+def count_found(folder: Path, truth: dict[int, str]) -> Found:
+    """From `reports/label_issues.parquet`, for the true labels by row number of what was planted."""
+    issues = read_table(folder / "reports/label_issues.parquet", LABEL_ISSUES).to_pylist()
+    candidates = [issue for issue in issues if issue["is_candidate"]]
+    right = [issue for issue in candidates if row_number(issue["source"]) in truth]
+    return Found(
+        rows=len(issues),
+        planted=sum(row_number(issue["source"]) in truth for issue in issues),
+        candidates=len(candidates),
+        right=len(right),
+        suggested=sum(issue["suggested_label"] == truth[row_number(issue["source"])] for issue in right),
+    )
+
+
+def found_of(is_candidate: NDArray[np.bool_], planted: Sequence[int]) -> tuple[float, float]:
+    """Precision and recall of candidates (N,) for the planted rows."""
+    right = int(is_candidate[list(planted)].sum())
+    return right / max(int(is_candidate.sum()), 1), right / len(planted)
