@@ -24,7 +24,7 @@ def run_stage(run: Callable[[Params], None]) -> None:
     try:
         run(load_params())
     except SlipwayError as error:
-        _end(str(error), 1)
+        _end(" ".join([str(error), *getattr(error, "__notes__", [])]), 1)
     except KeyboardInterrupt:
         _end("interrupted.", 130)
     except OSError as error:

@@ -229,6 +229,8 @@ class TrainParams(_Section):
     devices: Literal["auto"] | Positive  # per node
     num_nodes: Positive
     num_workers: Annotated[int, Field(ge=0)]  # loader processes per device; 0 loads in the trainer itself
+    not_finite: Literal["stop", "skip"]  # what a step does whose loss or gradient is NaN or infinite; it never changes a weight
+    max_skipped_steps: Annotated[int, Field(ge=0)]  # of the whole run; one more stops it
     keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
     checkpoint_every_epochs: Positive  # how much a killed run repeats at most
 

@@ -16,6 +16,11 @@ class EpochSums:
             total = torch.where(counted, value.double(), 0.0).sum()
             self._totals[name] = self._totals[name] + total if name in self._totals else total
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self._totals
+
     def means(self) -> dict[str, float]:
         """The mean over all rows of all ranks, by name."""
         totals = torch.stack(list(self._totals.values()))

@@ -1,11 +1,9 @@
-"""What one step of training does: augment, answer, loss, as a Lightning module.
-
-A loss that is not finite stops the run before it changes a weight.
-"""
+"""What one step of training does: augment, answer, loss, as a Lightning module; `guard` judges it before it changes a weight."""
 
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -18,6 +16,7 @@ from slipway.params import TrainParams
 from slipway.training.augmentation import augment_batch
 from slipway.training.batches import Batch
 from slipway.training.epoch_sums import EpochSums
+from slipway.training.guard import StepGuard
 from slipway.training.losses import RowLosses
 from slipway.training.networks import Network
 from slipway.training.optimizers import optimizer_and_schedule
@@ -33,7 +32,8 @@ class TrainingModule(pl.LightningModule):
         super().__init__()
         self.network = network
         self.epoch_metrics: dict[str, float] = {}  # of the epoch that ended last, equal on every rank
-        self._params, self._seed, self._steps_per_epoch, self._ids = params, seed, steps_per_epoch, ids
+        self.guard = StepGuard(network, params, ids)
+        self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
         self._classes = is_classification(network.spec.task)
         self._losses = RowLosses(network, params)
@@ -46,19 +46,33 @@ class TrainingModule(pl.LightningModule):
         """The mean loss of a batch, () float32, each row as its weight says."""
         # Dropout and the like: a function of (seed, epoch, batch, rank), so that a resumed run draws the same.
         torch.manual_seed(_derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank))
+        self.guard.start_batch()
         inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
         # By the mean over all training rows, not over the batch: so a step does not depend on how it is cut over processes.
         losses = self._losses(self.network(inputs), batch.targets, batch.mixing) * (batch.weights / self._mean_weight)
-        loss = losses.mean()
-        if not torch.isfinite(loss):
-            raise TrainingError(self._describe_bad(losses, batch.rows))
-        self._sums.add(loss=losses.detach(), counted=batch.counted)
-        return loss
+        return self.guard.watched_mean(losses, batch)
+
+    def optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        self.guard.before_step(self.trainer)
+        super().optimizer_step(*arguments, **named)
+        for seen in self.guard.after_step(self.trainer):
+            self._sums.add(loss=seen.losses, counted=seen.counted)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.guard.clip(self.trainer, optimizer)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["guard"] = self.guard.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.guard.load_state_dict(checkpoint["guard"])
 
     def on_validation_epoch_start(self) -> None:
         # Without this each rank would validate, and rank 0 keep, the statistics of its own share of the rows.
         average_running_statistics(self.network)
-        self.epoch_metrics = {"train/loss": self._sums.means()["loss"]}
+        if self._sums.is_empty:
+            raise TrainingError(f"every step of epoch {self.current_epoch + 1} was skipped, so nothing was learned. See the lines above.")
+        self.epoch_metrics = {"train/loss": self._sums.means()["loss"], "skipped_steps": float(self.guard.num_skipped)}
         self._sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
@@ -87,15 +101,6 @@ class TrainingModule(pl.LightningModule):
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """See `optimizers`."""
         return optimizer_and_schedule(self, self._params, self._steps_per_epoch)
-
-    def _describe_bad(self, losses: Tensor, rows: Tensor) -> str:
-        bad = [self._ids[row] for row in rows[~torch.isfinite(losses)].tolist()]
-        named = ", ".join(bad[:10]) + (f" and {len(bad) - 10} more" if len(bad) > 10 else "")
-        return (
-            f"the loss is not finite in step {self.global_step + 1} (epoch {self.current_epoch + 1}) for {len(bad)} of {len(rows)} rows, "
-            f"with the ids {named}. No weight was changed by this step. Lower train.learning_rate, raise train.warmup_epochs, "
-            "or use train.precision 32-true."
-        )
 
 
 def _derived_seed(seed: int, epoch: int, batch: int, rank: int) -> int:

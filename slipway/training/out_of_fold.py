@@ -164,7 +164,6 @@ def _train(training: FoldTraining, data: TrainingData, name: str) -> Network:
         **trainer_arguments(placement, shape.per_device),
         max_epochs=params.epochs,
         accumulate_grad_batches=shape.num_accumulated,
-        gradient_clip_val=params.gradient_clip_norm or None,
         callbacks=[SetupCheck(placement), _Lines(name), *progress_bars()],
         logger=False,
         enable_checkpointing=False,

@@ -1,20 +1,30 @@
-"""The processes of one training: which is the first, and that none outlives the others.
+"""The processes of one training: which is the first, that none outlives the others, and that the cause is told once.
 
 Where one ends, gloo tells the others at once, but nccl leaves them waiting in a collective for up to
-half an hour, each holding its GPU.
+half an hour, each holding its GPU. So the first process watches those that it started. Whoever only notices that another one is
+gone keeps still for a while: the cause is told by the process that failed or, of a killed one, by what started it.
 """
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytorch_lightning as pl
+from pytorch_lightning.strategies.launchers import subprocess_script
+from torch import distributed
+
+from slipway.errors import SlipwayError
+from slipway.training.faults import explained, is_lost_peer
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_FOR_THE_FIRST = 1.5  # in which rank 0 tells what all ranks found at once, like a loss that is not finite
+_SECONDS_FOR_THE_CAUSE = 5.0  # in which what knows the cause ends this process
 
 
 def is_first_process() -> bool:
@@ -34,13 +44,79 @@ def end_with_parent() -> None:
 
 @contextmanager
 def ended_together(trainer: pl.Trainer) -> Iterator[None]:
-    """End the processes that `trainer` started when the block raises; Lightning itself does so for Ctrl-C alone."""
+    """End the processes that `trainer` starts when the block raises or one of them fails, and say which it was.
+
+    In place of Lightning's observer, which looks every 5 seconds and then kills without a word.
+    """
+    watch = _Watch()
+    setattr(subprocess_script, "_launch_process_observer", watch.start)  # noqa: B010
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if is_lost_peer(error):
+            time.sleep(_SECONDS_FOR_THE_CAUSE)
+        watch.stop()
         for child in getattr(trainer.strategy.launcher, "procs", []):
             child.kill()
         raise
+    watch.stop()
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """An error of the block, told by one rank alone and with its number; what the machine refused in one line."""
+    try:
+        yield
+    except Exception as error:
+        rank, world_size = _rank(), int(os.environ.get("WORLD_SIZE") or 1)
+        if rank:
+            time.sleep(_SECONDS_FOR_THE_FIRST)
+        clear = explained(error, f"rank {rank}" if world_size > 1 else "the training")
+        if clear is not error:
+            raise clear from error
+        if world_size > 1 and (rank or not isinstance(error, SlipwayError)):
+            error.add_note(f"(rank {rank} of {world_size})")
+        raise
+
+
+class _Watch:
+    """Looks after started ranks in a thread, since the main one may wait for them in a collective."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def start(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        threading.Thread(target=self._look, args=(processes,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _look(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        while not self._stopped.wait(_SECONDS_BETWEEN_LOOKS / 2):
+            failed = [(index, process) for index, process in enumerate(processes, start=1) if process.poll()]
+            if failed and not self._stopped.wait(_SECONDS_BETWEEN_LOOKS):  # at Ctrl-C all end at once, and the main thread stops this
+                _end_because_of(*failed[0], processes)
+
+
+def _end_because_of(local_rank: int, failed: subprocess.Popen[bytes], processes: list[subprocess.Popen[bytes]]) -> None:
+    code = failed.returncode
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+        hint = ". Unless somebody did it, the system had no memory left: see its log (dmesg)" if code == -signal.SIGKILL else ""
+    else:
+        how, hint = f"ended with exit code {code}", ", for the reason above"
+    print(f"\nerror: rank {_rank() + local_rank} (process {failed.pid}) {how}{hint}. All others were ended.", file=sys.stderr, flush=True)
+    for process in processes:
+        process.kill()
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def _rank() -> int:
+    """The number of this process among all, as far as it is known by now."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
 def end_at_once_on_sigterm() -> None:
@@ -55,4 +131,6 @@ def end_at_once_on_sigterm() -> None:
 def _leave_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+    if int(os.environ.get("LOCAL_RANK") or 0) == 1:  # one is enough to tell
+        print(f"\nerror: rank 0 (process {parent}) is gone without a word, so it was killed. All others end.", file=sys.stderr, flush=True)
     os._exit(1)

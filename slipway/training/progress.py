@@ -83,12 +83,15 @@ def silence_chatter() -> None:
         ".*isinstance\\(treespec, LeafSpec\\).*",
         ".*When saving the DeepSpeed Stage 3 checkpoint.*",
         ".*Checkpoint directory .* exists and is not empty.*",
+        ".*Detected call of `lr_scheduler.step\\(\\)` before `optimizer.step\\(\\)`.*",  # where float16's first step overflows
     ):
         warnings.filterwarnings("ignore", message=text)
 
 
 def _line(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name.replace('_', ' ')} {value:{'.2e' if name == 'learning_rate' else '.4f'}}" for name, value in metrics.items())
+    forms = {"learning_rate": ".2e", "skipped_steps": ".0f"}
+    shown = {name: value for name, value in metrics.items() if name != "skipped_steps" or value}
+    return "  ".join(f"{name.replace('_', ' ')} {value:{forms.get(name, '.4f')}}" for name, value in shown.items())
 
 
 def _log_history(targets: list[Logger], history: list[dict[str, float]]) -> None:

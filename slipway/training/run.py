@@ -35,11 +35,19 @@ from slipway.training.batches import (
     validation_loader,
 )
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
+from slipway.training.faults import explain_bus_errors
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
-from slipway.training.processes import end_at_once_on_sigterm, end_with_parent, ended_together, is_first_process, was_started_by_another
+from slipway.training.processes import (
+    end_at_once_on_sigterm,
+    end_with_parent,
+    ended_together,
+    is_first_process,
+    told_once,
+    was_started_by_another,
+)
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
 from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
 
@@ -104,6 +112,12 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     ParamsError, UnavailableError: it cannot run as asked. TrainingError: it went wrong. LockedError: another one runs.
     """
     silence_chatter()
+    explain_bus_errors()
+    with told_once():
+        _train(seed, params, paths)
+
+
+def _train(seed: int, params: TrainParams, paths: Paths) -> None:
     job, network = _prepare(seed, params, paths)
     first = is_first_process()
     if was_started_by_another():
@@ -135,8 +149,8 @@ def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Networ
 def _open_data(paths: Paths) -> TrainingData:
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
-    split = open_split(paths.packed, manifest, "train")
-    return TrainingData(manifest, [split, copies] if copies else [split], open_split(paths.packed, manifest, "val"), plan)
+    train, val = (open_split(paths.packed, manifest, split, verify=is_first_process()) for split in ("train", "val"))
+    return TrainingData(manifest, [train, copies] if copies else [train], val, plan)
 
 
 def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
@@ -166,7 +180,7 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
         **trainer_arguments(placement, shape.per_device),
         max_epochs=params.epochs,
         accumulate_grad_batches=shape.num_accumulated,
-        gradient_clip_val=params.gradient_clip_norm or None,
+        gradient_clip_val=(params.gradient_clip_norm or None) if placement.zero_stage else None,  # elsewhere the guard clips
         callbacks=[SetupCheck(placement), lines, saver, *progress_bars()],
         logger=loggers(*_logs(job)) if is_first_process() else False,
         enable_progress_bar=bool(progress_bars()),
@@ -255,6 +269,7 @@ def _finish(job: _Job) -> None:
             "epochs": save.epoch,
             "kept_epoch": save.kept_epoch,
             **_short(metrics),
+            "skipped_steps": int(save.history[-1]["skipped_steps"]),  # of the whole run, not only up to the kept epoch
             "strategy": save.actual.strategy,
             "precision": save.actual.precision,
             "processes": save.actual.world_size,

@@ -1,0 +1,47 @@
+"""`python -m tests.training.failing_training`: the train stage in which one rank fails in its third step, as FAIL=RANK:HOW says."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import slipway.training.run
+from slipway.command import run_stage
+from slipway.training.module import TrainingModule
+from stages import train
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(7),
+    "error": lambda: _raise(ZeroDivisionError("a fault of its own")),
+    "memory": lambda: _raise(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "host memory": lambda: torch.empty(1 << 50, dtype=torch.uint8),
+    "disk": lambda: _raise(OSError(28, os.strerror(28), "somewhere")),
+    "hang": lambda: signal.pause(),
+}
+RANK, HOW = os.environ["FAIL"].split(":")
+
+
+class FailingModule(TrainingModule):
+    def training_step(self, batch: Any, batch_index: int) -> Tensor:
+        if (self.global_step, self.global_rank) == (2, int(RANK)):
+            print("failing", flush=True)
+            FAULTS[HOW]()
+        return super().training_step(batch, batch_index)
+
+
+if __name__ == "__main__":
+    setattr(slipway.training.run, "TrainingModule", FailingModule)  # noqa: B010
+    sys.argv[0] = __file__
+    run_stage(train.run)
