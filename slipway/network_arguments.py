@@ -20,6 +20,7 @@ class SmallResnetArguments(BaseModel):
     width: Annotated[int, Field(ge=16, le=1024, multiple_of=16)]  # channels of the first stage
     blocks: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)]  # residual blocks per stage
     dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
+    stochastic_depth: Annotated[float, Field(ge=0, lt=1)]  # probability that the last block is skipped; the first ones' are less, in a line
     normalisation: Normalisation  # batch learns faster; group does not depend on how a batch is cut over devices
 
 
@@ -38,7 +39,7 @@ class TabmArguments(BaseModel):
 
 _KINDS: dict[str, type[BaseModel]] = {"small_resnet": SmallResnetArguments, "tabm": TabmArguments}
 STARTS = {  # a whole line to begin with
-    "small_resnet": "{ width: 32, blocks: [1, 1, 1], dropout: 0.0, normalisation: batch }",
+    "small_resnet": "{ width: 32, blocks: [1, 1, 1], dropout: 0.0, stochastic_depth: 0.0, normalisation: batch }",
     "tabm": "{ num_submodels: 16, num_blocks: 2, width: 128, dropout: 0.1, embedding_size: 32, num_bins: 48 }",
 }
 

@@ -210,19 +210,48 @@ class AugmentParams(_Section):
         return self
 
 
+_WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2, or 0"
+
+
+def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
+    """What is wrong with values that one choice of `key` needs, and that the others have no use for."""
+    if chosen == choice:
+        return [f"{key} is {chosen!r}, which needs {name}" for name, value in values.items() if value is None]
+    return [f"{name} is {value!r}, but {key} is {chosen!r}: set it to null" for name, value in values.items() if value is not None]
+
+
+def _yaml(value: object) -> str:
+    return "null" if value is None else str(value)
+
+
 class TrainParams(_Section):
     """The network and how it is trained."""
 
     network: str  # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables
     network_arguments: dict[str, Any]  # passed to the network's constructor
+    pretrained: str | None  # of timm's networks: "hub", or a .safetensors or .pth file; null for fresh weights
+    freeze_epochs: Annotated[int, Field(ge=0)]  # in which the head of a pretrained network learns alone; 0 for none
+    unfreeze_epochs: Annotated[int, Field(ge=0)]  # over which its other parts then join, the last first; 0: at once
     epochs: Positive
+    early_stopping_patience: Positive | None  # epochs without a lower validation loss, after which training ends; null for never
     batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
     max_batch_per_device: Positive  # above it the gradient is accumulated over several smaller batches
-    learning_rate: Annotated[float, Field(gt=0)]  # AdamW, at its peak
-    weight_decay: Annotated[float, Field(ge=0)]
+    loss: Literal["auto", "cross_entropy", "mse", "huber"]  # auto: cross_entropy for classes, mse for a number
+    huber_delta: Annotated[float, Field(gt=0)] | None  # standard deviations of the target from where huber is linear; for huber alone
+    class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]  # in the loss; for classes alone
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]  # without effect for a numeric target
-    warmup_epochs: Annotated[float, Field(ge=0)]  # linear from 0, then a cosine to 0
+    optimizer: Literal["adamw", "sgd"]
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None  # for sgd alone
+    nesterov: bool  # for sgd alone
+    learning_rate: Annotated[float, Field(gt=0)]  # at its peak
+    weight_decay: Annotated[float, Field(ge=0)]
+    l1: Annotated[float, Field(ge=0)]  # times the sum of the magnitudes of the weights that decay, added to the loss
+    schedule: Literal["cosine", "one_cycle", "step", "constant"]  # of the learning rate, after its warm-up
+    warmup_epochs: Annotated[float, Field(ge=0)]  # in which the learning rate rises
+    step_epochs: Positive | None  # after every so many the learning rate is multiplied by step_factor; for step alone
+    step_factor: Annotated[float, Field(gt=0, lt=1)] | None  # for step alone
     gradient_clip_norm: Annotated[float, Field(ge=0)]  # 0 for none
+    ema_decay: Annotated[float, Field(ge=0, lt=1)]  # of the moving average of the weights, per step; 0 for none
     strategy: Literal["auto", "single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"]
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
     accelerator: Literal["auto", "cpu", "gpu"]
@@ -238,6 +267,46 @@ class TrainParams(_Section):
     def _warms_up_before_its_end(self) -> Self:
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs is {self.warmup_epochs}, expected less than epochs {self.epochs}")
+        return self
+
+    @model_validator(mode="after")
+    def _choices_have_what_they_need_and_no_more(self) -> Self:
+        problems = [
+            *_belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta),
+            *_belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum),
+            *_belongs_to("schedule", self.schedule, "step", step_epochs=self.step_epochs, step_factor=self.step_factor),
+        ]
+        if self.nesterov and not self.momentum:
+            problems.append(f"nesterov is true, but momentum is {_yaml(self.momentum)}: it is a way of momentum, of optimizer 'sgd'")
+        if self.schedule == "one_cycle" and not self.warmup_epochs:
+            problems.append("schedule is 'one_cycle', but warmup_epochs is 0: its first part is the rise of the learning rate")
+        if self.early_stopping_patience is not None and self.early_stopping_patience >= self.epochs:
+            problems.append(
+                f"early_stopping_patience is {self.early_stopping_patience}, which epochs {self.epochs} cannot exhaust; set it to null"
+            )
+        if self.strategy == "deepspeed_stage_3":
+            wanted = {"ema_decay": self.ema_decay, "l1": self.l1, "freeze_epochs": self.freeze_epochs}
+            problems += [
+                f"{key} is {value:g}, but strategy is {self.strategy!r}: {_WHY_NOT_ZERO_3}" for key, value in wanted.items() if value
+            ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _pretrained_weights_are_there_to_be_frozen(self) -> Self:
+        if self.pretrained is not None and not self.network.startswith("timm/"):
+            raise ValueError(
+                f"pretrained is {self.pretrained!r}, but network is {self.network!r}: there are such weights for 'timm/NAME' alone"
+            )
+        if self.freeze_epochs and self.pretrained is None:
+            raise ValueError(
+                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: weights that nothing has trained would be frozen"
+            )
+        if self.freeze_epochs > self.epochs:
+            raise ValueError(f"freeze_epochs is {self.freeze_epochs}, expected at most epochs {self.epochs}")
+        if self.unfreeze_epochs and not self.freeze_epochs:
+            raise ValueError(f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: nothing is frozen")
         return self
 
     @model_validator(mode="after")
@@ -358,6 +427,7 @@ class Params(_Section):
         if self.audit.folds and self.train.warmup_epochs >= self.audit.epochs:
             problems.append(f"train.warmup_epochs is {self.train.warmup_epochs}, expected less than audit.epochs {self.audit.epochs}")
         problems += _asked_for_in_vain(self)
+        problems += _loss_of_another_task(self.train, self.data.task)
         problems += [_describe_gate(name, self.data.task) for name in self.evaluate.gates if name not in metric_names(self.data.task)]
         if problems:
             raise ValueError("; ".join(problems))
@@ -383,6 +453,17 @@ def _asked_for_in_vain(params: Params) -> list[str]:
         "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to 0",
     }
     return [f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}" for key, value in found.items() if value is not None]
+
+
+def _loss_of_another_task(train: TrainParams, task: Task) -> list[str]:
+    classes = is_classification(task)
+    fitting = ("auto", "cross_entropy") if classes else ("auto", "mse", "huber")
+    problems = []
+    if train.loss not in fitting:
+        problems.append(f"train.loss is {train.loss!r}, but data.task is {task!r}, which takes {' or '.join(map(repr, fitting))}")
+    if train.class_weights != "none" and not classes:
+        problems.append(f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: set it to none")
+    return problems
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:

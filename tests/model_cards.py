@@ -13,6 +13,7 @@ def model_card(network: NetworkSpec) -> ModelCard:
         num_parameters=1,
         weights_sha256="",
         epochs=1,
+        stopped_early=False,
         kept_epoch=1,
         metrics={},
         requested=SETUP,

@@ -23,9 +23,12 @@ from torch import Tensor
 from slipway import files
 from slipway.contract import Contract
 from slipway.errors import TrainingError
+from slipway.params import TrainParams
+from slipway.training.early_stopping import has_ended
 from slipway.training.fingerprint import Fingerprint
 from slipway.training.networks import TrainingSetup
 from slipway.training.strategies import actual_setup
+from slipway.training.weight_average import averaged_weights
 
 _PREFIX = "network."  # of the weights inside the Lightning module
 Keep = Literal["best", "last"]
@@ -129,10 +132,10 @@ class Saves:
 
 
 class Saver(pl.callbacks.Checkpoint):
-    """Keeps the history and saves: every `every_epochs`, at the end, and whenever the validation loss is the lowest so far."""
+    """Keeps the history, ends a training early, and saves: every so many epochs, at the end, and when the validation loss is the lowest."""
 
-    def __init__(self, saves: Saves, resumed: Save | None, keep: Keep, every_epochs: int) -> None:
-        self._saves, self._keep, self._every_epochs = saves, keep, every_epochs
+    def __init__(self, saves: Saves, resumed: Save | None, params: TrainParams) -> None:
+        self._saves, self._params = saves, params
         self.history: list[dict[str, float]] = list(resumed.history) if resumed else []
         self.kept_epoch = resumed.kept_epoch if resumed else 0
 
@@ -149,16 +152,17 @@ class Saver(pl.callbacks.Checkpoint):
         epoch = trainer.current_epoch + 1
         self.history.append(dict(pl_module.epoch_metrics))
         better = self.kept_epoch == 0 or self.history[-1]["val/loss"] < self.history[self.kept_epoch - 1]["val/loss"]
-        better = trainer.strategy.broadcast(better or self._keep == "last")
+        better = trainer.strategy.broadcast(better or self._params.keep == "last")
         if better:
             self.kept_epoch = epoch
-        if (better and self._keep == "best") or epoch % self._every_epochs == 0 or epoch == trainer.max_epochs:
-            kept_epoch = self.kept_epoch
-            self._saves.write(trainer, self.history, kept_epoch)
+        ended = has_ended(self.history, self._params)
+        if (better and self._params.keep == "best") or epoch % self._params.checkpoint_every_epochs == 0 or ended:
+            self._saves.write(trainer, self.history, self.kept_epoch)
+        trainer.should_stop = ended
 
 
 def consolidated_weights(state: Path) -> dict[str, Tensor]:
-    """The weights in float32 by name, from a state that was verified; shards of all ranks are put together."""
+    """The weights in float32 by name, or their average, from a state that was verified; shards of all ranks are put together."""
     if state.is_dir():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
@@ -166,7 +170,8 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
             weights = get_fp32_state_dict_from_zero_checkpoint(str(state), tag="checkpoint")
     else:
         weights = torch.load(state, map_location="cpu", weights_only=True)["state_dict"]
-    return {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+    own = {name.removeprefix(_PREFIX): value for name, value in weights.items() if name.startswith(_PREFIX)}
+    return own | averaged_weights(state)
 
 
 def _save_state(trainer: pl.Trainer, path: Path) -> None:

@@ -48,8 +48,13 @@ class Fingerprint(Contract):
         return [f"{key}: {ours.get(key)} -> {theirs.get(key)}" for key in keys if not key.startswith(_DIGESTED)] + changed_files
 
 
-def take_fingerprint(seed: int, params: TrainParams, placement: Placement, packed: Path, augmented: Path, root: Path) -> Fingerprint:
-    """Read what a training in the project `root` depends on. The packed manifest holds the digests of the pixels."""
+def take_fingerprint(
+    seed: int, params: TrainParams, placement: Placement, packed: Path, augmented: Path, root: Path, pretrained: Path | None = None
+) -> Fingerprint:
+    """Read what a training in the project `root` depends on. The packed manifest holds the digests of the pixels.
+
+    `pretrained` is the file of weights that it begins with. Where it lies does not count.
+    """
     data = [packed / "manifest.json", *sorted(path for path in augmented.rglob("*") if path.is_file())]
     return Fingerprint(
         seed=seed,
@@ -60,7 +65,8 @@ def take_fingerprint(seed: int, params: TrainParams, placement: Placement, packe
             "accelerator": placement.accelerator,
             "world_size": placement.world_size,
         },
-        data={path.as_posix(): files.sha256_file(path) for path in data},
+        data={path.as_posix(): files.sha256_file(path) for path in data}
+        | ({"pretrained": files.sha256_file(pretrained)} if pretrained else {}),
         code={name: files.sha256_file(root / name) for name in code_of_stage(root / "dvc.yaml", "train") if (root / name).is_file()},
         versions={name: version(name) for name in _PACKAGES},
     )

@@ -17,17 +17,27 @@ from slipway.training.augmentation import augment_batch
 from slipway.training.batches import Batch
 from slipway.training.epoch_sums import EpochSums
 from slipway.training.guard import StepGuard
-from slipway.training.losses import RowLosses
+from slipway.training.losses import RowLosses, l1_penalty
 from slipway.training.networks import Network
 from slipway.training.optimizers import optimizer_and_schedule
 from slipway.training.running_statistics import average_running_statistics
 
 
 class TrainingModule(pl.LightningModule):
-    """Trains `network`; `ids` are those of the training rows, to name the guilty ones, `mean_weight` is over all of them."""
+    """Trains `network`; `ids` are those of the training rows, to name the guilty ones, `mean_weight` is over all of them.
+
+    `class_weights` is (classes,) float32, or None where all count the same.
+    """
 
     def __init__(
-        self, network: Network, params: TrainParams, seed: int, steps_per_epoch: int, ids: Sequence[str], mean_weight: float = 1.0
+        self,
+        network: Network,
+        params: TrainParams,
+        seed: int,
+        steps_per_epoch: int,
+        ids: Sequence[str],
+        mean_weight: float = 1.0,
+        class_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.network = network
@@ -36,7 +46,7 @@ class TrainingModule(pl.LightningModule):
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
         self._classes = is_classification(network.spec.task)
-        self._losses = RowLosses(network, params)
+        self._losses = RowLosses(network, params, class_weights)
         self._sums = EpochSums()
 
     def on_train_epoch_start(self) -> None:
@@ -50,7 +60,7 @@ class TrainingModule(pl.LightningModule):
         inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
         # By the mean over all training rows, not over the batch: so a step does not depend on how it is cut over processes.
         losses = self._losses(self.network(inputs), batch.targets, batch.mixing) * (batch.weights / self._mean_weight)
-        return self.guard.watched_mean(losses, batch)
+        return self.guard.watched_mean(losses, batch) + l1_penalty(self.network, self._params.l1)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.guard.before_step(self.trainer)
@@ -96,11 +106,11 @@ class TrainingModule(pl.LightningModule):
                 f"{self.epoch_metrics} after epoch {self.current_epoch + 1} is not finite. "
                 "Lower train.learning_rate, or use train.precision 32-true."
             )
-        self.epoch_metrics["learning_rate"] = float(self.trainer.optimizers[0].param_groups[0]["lr"])
+        self.epoch_metrics["learning_rate"] = max(float(group["lr"]) for group in self.trainer.optimizers[0].param_groups)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """See `optimizers`."""
-        return optimizer_and_schedule(self, self._params, self._steps_per_epoch)
+        return optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)
 
 
 def _derived_seed(seed: int, epoch: int, batch: int, rank: int) -> int:

@@ -72,6 +72,7 @@ class ModelCard(Contract):
     num_parameters: int
     weights_sha256: str
     epochs: int  # that were trained
+    stopped_early: bool  # by train.early_stopping_patience
     kept_epoch: int  # whose weights these are, counted from 1
     metrics: dict[str, float]  # of the kept epoch, on the validation split
     requested: TrainingSetup

@@ -35,11 +35,15 @@ from slipway.training.batches import (
     validation_loader,
 )
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
+from slipway.training.early_stopping import has_ended
 from slipway.training.faults import explain_bus_errors
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
+from slipway.training.freezing import Freezing
+from slipway.training.losses import class_weights
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
+from slipway.training.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
 from slipway.training.processes import (
     end_at_once_on_sigterm,
     end_with_parent,
@@ -50,6 +54,7 @@ from slipway.training.processes import (
 )
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
 from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
+from slipway.training.weight_average import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,11 @@ class TrainingData:
         if not mean > 0:
             raise DataError("every training row has the weight 0, so there is nothing to learn. Look at data.weight_column.")
         return mean
+
+    def class_weights(self, params: TrainParams) -> Tensor | None:
+        """(classes,) float32 for the loss, or None; ParamsError where `params` do not name the classes."""
+        targets = np.concatenate([split.targets for split in self.train])
+        return class_weights(params.class_weights, self.manifest.classes, targets)
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ def _train(seed: int, params: TrainParams, paths: Paths) -> None:
         if first:
             job.saves.open()
             _print_start(job, network, [*problems, *(f"not resumed: {line}" for line in job.saves.others())], resumed)
-        if resumed is None or resumed.epoch < params.epochs:
+        if resumed is None or not has_ended(resumed.history, params):
             _fit(job, network, resumed)
         elif first:
             log_finished(*_logs(job), resumed.history)
@@ -138,11 +148,15 @@ def _train(seed: int, params: TrainParams, paths: Paths) -> None:
 def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Network]:
     placement = place(params, this_machine())
     data = _open_data(paths)
+    pretrained = pretrained_file(params)
     spec = network_spec(params, data.manifest)
     torch.manual_seed(seed)
     network = build_network(spec)
+    if pretrained:
+        load_pretrained(network, pretrained)
+    data.class_weights(params)  # refused here rather than after the start
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
-    fingerprint = take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root)
+    fingerprint = take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained)
     return _Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
 
@@ -155,14 +169,17 @@ def _open_data(paths: Paths) -> TrainingData:
 
 def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
     """The network that `params` ask for, as the packed data needs it."""
+    mean, std = manifest.mean, manifest.std
+    if params.pretrained:
+        mean, std = pretrained_normalisation(params.network, len(mean))
     return NetworkSpec(
         task=manifest.task,
         name=params.network,
         arguments=params.network_arguments,
         classes=manifest.classes,
         input=manifest.input,
-        mean=manifest.mean,
-        std=manifest.std,
+        mean=mean,
+        std=std,
         target_scale=manifest.target_scale,
     )
 
@@ -174,14 +191,14 @@ def _logs(job: _Job) -> tuple[Path, Path]:
 def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
     prepare_process(placement, network)
-    saver = Saver(job.saves, resumed, params.keep, params.checkpoint_every_epochs)
+    saver = Saver(job.saves, resumed, params)
     lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
     trainer = pl.Trainer(
-        **trainer_arguments(placement, shape.per_device),
+        **trainer_arguments(placement, shape.per_device, freezes=params.freeze_epochs > 0),
         max_epochs=params.epochs,
         accumulate_grad_batches=shape.num_accumulated,
         gradient_clip_val=(params.gradient_clip_norm or None) if placement.zero_stage else None,  # elsewhere the guard clips
-        callbacks=[SetupCheck(placement), lines, saver, *progress_bars()],
+        callbacks=[SetupCheck(placement), *_of_the_weights(params, network), lines, saver, *progress_bars()],
         logger=loggers(*_logs(job)) if is_first_process() else False,
         enable_progress_bar=bool(progress_bars()),
         enable_model_summary=False,
@@ -197,12 +214,17 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     with ended_together(trainer):
         trainer.fit(
-            TrainingModule(network, params, job.seed, training.num_steps, training.ids, data.mean_weight),
+            TrainingModule(network, params, job.seed, training.num_steps, training.ids, data.mean_weight, data.class_weights(params)),
             training_loader(training, params.num_workers, first_epoch=resumed.epoch if resumed else 0, pin_memory=on_gpu),
             validation_loader(validation, params.num_workers, pin_memory=on_gpu),
             ckpt_path=str(job.saves.state(resumed.epoch)) if resumed else None,
             weights_only=True,
         )
+
+
+def _of_the_weights(params: TrainParams, network: Network) -> list[pl.Callback]:
+    freezing = [Freezing(network, params)] if params.freeze_epochs else []
+    return [*freezing, *([WeightAverage(network, params.ema_decay)] if params.ema_decay else [])]
 
 
 def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
@@ -240,9 +262,9 @@ class SetupCheck(pl.Callback):
 
 def _finish(job: _Job) -> None:
     save, problems = job.saves.newest()
-    if save is None or save.epoch < job.params.epochs:
+    if save is None or not has_ended(save.history, job.params):
         raise TrainingError(
-            f"after {job.params.epochs} epochs the newest whole save is of epoch {save.epoch if save else 0}: {'; '.join(problems)}. "
+            f"after the last epoch the newest whole save is of epoch {save.epoch if save else 0}: {'; '.join(problems)}. "
             "Run `dvc repro` again; it goes on from there."
         )
     weights = consolidated_weights(job.saves.state(save.kept_epoch))
@@ -253,6 +275,7 @@ def _finish(job: _Job) -> None:
         num_parameters=_num_parameters(_network_with(job.spec, weights)),
         weights_sha256="",  # known when they are written
         epochs=save.epoch,
+        stopped_early=save.epoch < job.params.epochs,
         kept_epoch=save.kept_epoch,
         metrics=metrics,
         requested=requested_setup(job.params),
@@ -267,6 +290,7 @@ def _finish(job: _Job) -> None:
         job.paths.metrics,
         {
             "epochs": save.epoch,
+            "stopped_early": card.stopped_early,
             "kept_epoch": save.kept_epoch,
             **_short(metrics),
             "skipped_steps": int(save.history[-1]["skipped_steps"]),  # of the whole run, not only up to the kept epoch
@@ -277,6 +301,8 @@ def _finish(job: _Job) -> None:
     )
     save_checkpoint(job.paths.checkpoint, card, weights)
     job.saves.remove()
+    if card.stopped_early:
+        print(f"stopped   after epoch {save.epoch}, {job.params.early_stopping_patience} after the lowest validation loss")
     print(
         f"kept epoch {save.kept_epoch} of {save.epoch} ({job.params.keep}) in {job.paths.checkpoint}, "
         f"measured on {len(job.data.val):,} validation rows"
@@ -331,9 +357,16 @@ def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | 
         f"x {shape.num_accumulated} accumulated; {num_train // shape.batch_size} steps per epoch"
     )
     print(f"runs as   {placement.strategy}, {placement.precision}, {placement.world_size} on {placement.accelerator}")
+    if job.params.pretrained:
+        digest = job.fingerprint.data["pretrained"]
+        print(f"weights   {job.params.pretrained}, SHA-256 {digest[:12]}, for pixels of mean {_listed(spec.mean)}, std {_listed(spec.std)}")
     for reason in placement.reasons:
         print(f"  auto    {reason}")
     for note in [*notes, *without_effect(job.params, spec.classes)]:
         print(f"note      {note}")
     if resumed:
         print(f"resumed   after epoch {resumed.epoch}", flush=True)
+
+
+def _listed(values: list[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)

@@ -21,10 +21,13 @@ class SmallResnet(nn.Module):
         super().__init__()
         width, normalisation = arguments.width, arguments.normalisation
         self.stem = nn.Sequential(_conv3x3(channels, width), _norm(normalisation, width), nn.ReLU(inplace=True))
-        stages = []
+        stages: list[_Block] = []
         for index, num_blocks in enumerate(arguments.blocks):
             entry = width if index == 0 else width // 2
-            stages += [_Block(entry if block == 0 else width, width, normalisation) for block in range(num_blocks)]
+            for block in range(num_blocks):
+                # The first block is the least likely to be skipped: Huang et al. 2016, "Deep networks with stochastic depth".
+                skipped = arguments.stochastic_depth * (len(stages) + 1) / sum(arguments.blocks)
+                stages.append(_Block(entry if block == 0 else width, width, normalisation, skipped))
             width *= 2
         self.stages = nn.Sequential(*stages)
         self.dropout = nn.Dropout(arguments.dropout)
@@ -38,9 +41,9 @@ class SmallResnet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut; halves the resolution where it widens."""
+    """Two 3x3 convolutions around a shortcut; halves the resolution where it widens. In training they are skipped at random."""
 
-    def __init__(self, width_in: int, width: int, normalisation: Normalisation) -> None:
+    def __init__(self, width_in: int, width: int, normalisation: Normalisation, skipped: float) -> None:
         super().__init__()
         widens = width_in != width
         self.conv1 = _conv3x3(width_in, width, stride=2 if widens else 1)
@@ -48,13 +51,22 @@ class _Block(nn.Module):
         self.conv2 = _conv3x3(width, width)
         self.norm2 = _norm(normalisation, width)
         nn.init.zeros_(self.norm2.weight)
+        self.skip = _skip(skipped)
         self.shortcut = nn.Conv2d(width_in, width, kernel_size=1, bias=False) if widens else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        residual = self.norm2(self.conv2(torch.relu_(self.norm1(self.conv1(images)))))
+        residual = self.skip(self.norm2(self.conv2(torch.relu_(self.norm1(self.conv1(images))))))
         if isinstance(self.shortcut, nn.Conv2d):
             images = F.avg_pool2d(images, kernel_size=2, ceil_mode=True)
         return torch.relu_(residual + self.shortcut(images))
+
+
+def _skip(probability: float) -> nn.Module:
+    if not probability:
+        return nn.Identity()
+    from timm.layers.drop import DropPath  # takes seconds to import, which few need
+
+    return DropPath(probability)
 
 
 def _conv3x3(width_in: int, width: int, stride: int = 1) -> nn.Conv2d:

@@ -217,8 +217,8 @@ class _BatchesAsTheyAre(DeepSpeedPrecision):
         return data
 
 
-def trainer_arguments(placement: Placement, per_device_batch: int) -> dict[str, Any]:
-    """The arguments of `pl.Trainer` that a placement decides."""
+def trainer_arguments(placement: Placement, per_device_batch: int, *, freezes: bool = False) -> dict[str, Any]:
+    """The arguments of `pl.Trainer` that a placement decides; `freezes` where some parameters get no gradient in some epochs."""
     arguments: dict[str, Any] = {
         "accelerator": placement.accelerator,
         "devices": placement.devices,
@@ -227,7 +227,7 @@ def trainer_arguments(placement: Placement, per_device_batch: int) -> dict[str, 
     if placement.zero_stage is None:
         # Without `broadcast_buffers` every rank has running statistics of its own, to be averaged after the epoch;
         # with it the shares of all but rank 0 would be thrown away before each step.
-        strategy = DDPStrategy(broadcast_buffers=False) if placement.strategy == "ddp" else "auto"
+        strategy = DDPStrategy(broadcast_buffers=False, find_unused_parameters=freezes) if placement.strategy == "ddp" else "auto"
         return {**arguments, "strategy": strategy, "precision": placement.precision}
     if placement.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is imported, which the strategy does

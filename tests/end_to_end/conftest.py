@@ -13,7 +13,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "split": {"assignment": "exact"},
     "augment": {"forbid": []},
     "train": {
-        "network_arguments": {"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "batch"},
+        "network_arguments": {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"},
         "epochs": 25,
         "batch_size": 16,
         "strategy": "deepspeed_stage_2",

@@ -163,7 +163,7 @@ def _train(project: Project, manifest: PackedManifest) -> None:
     spec = NetworkSpec(
         task=project.task,
         name="small_resnet",
-        arguments={"width": 16, "blocks": [1], "dropout": 0.0, "normalisation": "batch"},
+        arguments={"width": 16, "blocks": [1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"},
         classes=manifest.classes,
         input=manifest.input,
         mean=manifest.mean,

@@ -16,7 +16,7 @@ from tests.packed_rows import packed_rows, packed_split
 from tests.project_params import augment_params
 
 ROOT = Path(__file__).parents[2]
-ARGUMENTS = {"width": 16, "blocks": [1, 1], "dropout": 0.1, "normalisation": "batch"}
+ARGUMENTS = {"width": 16, "blocks": [1, 1], "dropout": 0.1, "stochastic_depth": 0.0, "normalisation": "batch"}
 CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
 
 

@@ -13,7 +13,7 @@ from tests.training.real_runs import kill_after, run_training, validation_accura
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")]
 # Wide enough that ZeRO-3 shares its weights out: it leaves parameters below 100,000 values whole.
-WIDE = {"width": 128, "blocks": [1, 1], "dropout": 0.1, "normalisation": "batch"}
+WIDE = {"width": 128, "blocks": [1, 1], "dropout": 0.1, "stochastic_depth": 0.0, "normalisation": "batch"}
 ON_GPU = {"accelerator": "gpu", "network_arguments": WIDE, "learning_rate": 0.002}
 STRATEGIES = ["single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"]
 

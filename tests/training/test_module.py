@@ -1,6 +1,5 @@
-"""The step of training: its schedule, its optimizer, its loss."""
+"""The step of training: its loss, and one that is not finite."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from slipway.training.batches import Batch, ImageChanges, Mixing, TrainingBatche
 from slipway.training.epoch_sums import EpochSums
 from slipway.training.module import TrainingModule, _derived_seed
 from slipway.training.networks import NetworkSpec, build_network
-from slipway.training.optimizers import learning_rate_share
 from tests.project_params import augment_params
 from tests.training.conftest import ROOT, spec, split_of
 
@@ -28,30 +26,6 @@ def _module(of: NetworkSpec | None = None, mean_weight: float = 1.0, **changes: 
 
 def _batches() -> TrainingBatches:
     return TrainingBatches([SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, classes=True)
-
-
-def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
-    shares = [learning_rate_share(step, 4, 104) for step in range(104)]
-    assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert shares[54] == pytest.approx(0.5)
-    assert all(later < earlier for earlier, later in itertools.pairwise(shares[4:]))
-    assert 0 < shares[-1] < 0.001
-
-
-def test_without_warm_up_it_starts_at_its_peak() -> None:
-    assert learning_rate_share(0, 0, 10) == 1.0
-
-
-def test_past_the_end_it_stays_at_its_smallest() -> None:
-    assert learning_rate_share(500, 4, 104) == learning_rate_share(103, 4, 104)
-
-
-def test_norms_and_biases_do_not_decay() -> None:
-    module = _module(weight_decay=0.3)
-    groups = module.configure_optimizers()["optimizer"].param_groups
-    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
-    assert {parameter.ndim for parameter in groups[1]["params"]} == {1}
-    assert sum(len(group["params"]) for group in groups) == len(list(module.parameters()))
 
 
 def test_dropout_is_a_function_of_the_batch() -> None:
@@ -122,3 +96,12 @@ def test_a_row_that_only_fills_up_counts_for_nothing() -> None:
     sums.add(counted=torch.tensor([True, True, False]), loss=torch.tensor([1.0, 3.0, float("nan")]))
     sums.add(counted=torch.tensor([True]), loss=torch.tensor([5.0]))
     assert sums.means() == {"loss": 3.0}
+
+
+def test_the_size_of_the_weights_is_added_to_the_loss_but_not_to_its_metric() -> None:
+    batch, factor = _batches()[0, 0], 0.01
+    plain, penalised = _module(), _module(l1=factor)
+    difference = penalised.training_step(batch, 0) - plain.training_step(batch, 0)
+    weights = [parameter for parameter in plain.network.parameters() if parameter.ndim > 1]
+    assert float(difference.detach()) == pytest.approx(factor * sum(float(weight.detach().abs().sum()) for weight in weights), rel=1e-5)
+    assert plain._sums.means() == penalised._sums.means()

@@ -73,7 +73,7 @@ def test_a_missing_checkpoint_names_the_stage_that_writes_it(tmp_path: Path) -> 
 
 def test_an_unknown_argument_gets_a_did_you_mean_and_every_mistake_is_named() -> None:
     with pytest.raises(ParamsError, match="did you mean 'width'") as error:
-        build_network(spec(arguments={"widht": 16, "blocks": [1], "dropout": 2.0, "normalisation": "batch"}))
+        build_network(spec(arguments={"widht": 16, "blocks": [1], "dropout": 2.0, "stochastic_depth": 0.0, "normalisation": "batch"}))
     assert "dropout: found 2.0" in str(error.value)
 
 

@@ -144,7 +144,13 @@ def test_a_killed_deepspeed_training_of_two_resumes_exactly(tmp_path: Path) -> N
 
 
 def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) -> None:
-    wide = {"width": 128, "blocks": [1, 1], "dropout": 0.0, "normalisation": "batch"}  # DeepSpeed leaves below 100,000 values whole
+    wide = {
+        "width": 128,
+        "blocks": [1, 1],
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "normalisation": "batch",
+    }  # DeepSpeed leaves below 100,000 values whole
     settings = {"devices": 2, "strategy": "deepspeed_stage_3", "precision": "bf16-mixed", "epochs": 1, "warmup_epochs": 0.0}
     project = write_project(tmp_path, network_arguments=wide, **settings)
     done = run_training(project)
@@ -167,7 +173,7 @@ def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted
 
 
 def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) -> None:
-    exact = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "group"}
+    exact = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
     losses = []
     for devices in (1, 2):
         project = write_project(tmp_path / str(devices), devices=devices, network_arguments=exact, epochs=2)
