@@ -6,6 +6,7 @@ A loss that is not finite stops the run before it changes a weight.
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -20,7 +21,7 @@ from slipway.training.batches import Batch
 from slipway.training.epoch_sums import EpochSums
 from slipway.training.losses import RowLosses
 from slipway.training.networks import Network
-from slipway.training.optimizers import optimizer_and_schedule
+from slipway.training.optimizers import optimizer_and_schedule, optimizer_names
 from slipway.training.running_statistics import average_running_statistics
 
 
@@ -33,14 +34,15 @@ class TrainingModule(pl.LightningModule):
         super().__init__()
         self.network = network
         self.epoch_metrics: dict[str, float] = {}  # of the epoch that ended last, equal on every rank
+        self.optimizer_names: list[str] = []  # of the weights, in the order in which the optimizer counts them
         self._params, self._seed, self._steps_per_epoch, self._ids = params, seed, steps_per_epoch, ids
         self._mean_weight = mean_weight
         self._classes = is_classification(network.spec.task)
         self._losses = RowLosses(network, params)
-        self._sums = EpochSums()
+        self.train_sums, self._val_sums = EpochSums(), EpochSums()
 
     def on_train_epoch_start(self) -> None:
-        self._sums = EpochSums()
+        self.train_sums = EpochSums()
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The mean loss of a batch, () float32, each row as its weight says."""
@@ -52,14 +54,14 @@ class TrainingModule(pl.LightningModule):
         loss = losses.mean()
         if not torch.isfinite(loss):
             raise TrainingError(self._describe_bad(losses, batch.rows))
-        self._sums.add(loss=losses.detach(), counted=batch.counted)
+        self.train_sums.add(loss=losses.detach(), counted=batch.counted)
         return loss
 
     def on_validation_epoch_start(self) -> None:
         # Without this each rank would validate, and rank 0 keep, the statistics of its own share of the rows.
         average_running_statistics(self.network)
-        self.epoch_metrics = {"train/loss": self._sums.means()["loss"]}
-        self._sums = EpochSums()
+        self.epoch_metrics = {"train/loss": self.train_sums.means()["loss"]}
+        self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
         """Adds up loss and correct answers (classes) or squared errors (a numeric target)."""
@@ -68,10 +70,10 @@ class TrainingModule(pl.LightningModule):
             score = (answers.argmax(dim=1) == batch.targets).double()
         else:
             score = (answers[:, 0].double() - batch.targets.double()) ** 2
-        self._sums.add(loss=self._losses(answers, batch.targets), score=score, counted=batch.counted)
+        self._val_sums.add(loss=self._losses(answers, batch.targets), score=score, counted=batch.counted)
 
     def on_validation_epoch_end(self) -> None:
-        means = self._sums.means()
+        means = self._val_sums.means()
         self.epoch_metrics["val/loss"] = means["loss"]
         if self._classes:
             self.epoch_metrics["val/accuracy"] = means["score"]
@@ -86,7 +88,13 @@ class TrainingModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """See `optimizers`."""
-        return optimizer_and_schedule(self, self._params, self._steps_per_epoch)
+        configured = optimizer_and_schedule(self, self._params, self._steps_per_epoch)
+        self.optimizer_names = optimizer_names(configured["optimizer"], self)  # now, since DeepSpeed makes flat groups of the weights
+        return configured
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the names behind the optimizer's numbers, for a resumption on other processes."""
+        checkpoint["optimizer_names"] = self.optimizer_names
 
     def _describe_bad(self, losses: Tensor, rows: Tensor) -> str:
         bad = [self._ids[row] for row in rows[~torch.isfinite(losses)].tolist()]

@@ -1,6 +1,7 @@
 """The optimizer and the schedule of its learning rate."""
 
 import math
+from typing import Any
 
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
@@ -20,6 +21,12 @@ def optimizer_and_schedule(network: nn.Module, params: TrainParams, steps_per_ep
     warmup, total = round(params.warmup_epochs * steps_per_epoch), params.epochs * steps_per_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, warmup, total))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
+    """The names of the weights in the order in which the optimizer counts them."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def decays(name: str, parameter: Tensor) -> bool:

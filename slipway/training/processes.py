@@ -5,7 +5,7 @@ half an hour, each holding its GPU.
 """
 
 import os
-import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +13,11 @@ from contextlib import contextmanager
 
 import pytorch_lightning as pl
 
+from slipway.training.stopping import Stopped
+
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_END = 30.0
 
 
 def is_first_process() -> bool:
@@ -34,22 +37,40 @@ def end_with_parent() -> None:
 
 @contextmanager
 def ended_together(trainer: pl.Trainer) -> Iterator[None]:
-    """End the processes that `trainer` started when the block raises; Lightning itself does so for Ctrl-C alone."""
+    """End the processes that `trainer` started when the block raises; Lightning itself does so for Ctrl-C alone.
+
+    Where all of them stop together they end by themselves, and get a while for it.
+    """
     try:
         yield
+    except Stopped:
+        _end(_started_by(trainer), _SECONDS_TO_END)
+        raise
     except BaseException:
-        for child in getattr(trainer.strategy.launcher, "procs", []):
-            child.kill()
+        _end(_started_by(trainer), 0)
         raise
 
 
-def end_at_once_on_sigterm() -> None:
-    """SIGTERM ends this process as any other, which a shell reports as 143. A save is whole at any moment, so nothing is lost.
+def leave_signals_alone(trainer: pl.Trainer) -> None:
+    """Let `trainer` have no say in signals.
 
-    Lightning 2.6 would take note of it, go on to the end of the step, and exit with 0 as a finished training does;
-    several processes then wait for each other forever (seen).
+    Lightning 2.6 would take note of SIGTERM, go on to the end of the step, and exit with 0 as a finished training does;
+    several processes then wait for each other forever (seen). Under Slurm it would requeue with a checkpoint of its own.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+
+def _started_by(trainer: pl.Trainer) -> list[subprocess.Popen[bytes]]:
+    return list(getattr(trainer.strategy.launcher, "procs", []))
+
+
+def _end(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _leave_after(parent: int) -> None:

@@ -1,0 +1,117 @@
+"""When a running training saves: at ends of epochs, as often as the clock says, and when a signal asks it to stop."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+
+from slipway.training.module import TrainingModule
+from slipway.training.positions import Position
+from slipway.training.rank_state import write_rank_state
+from slipway.training.saves import Save, Saves, Stretch, write_trainer_state
+from slipway.training.stopping import SAVE, Agreement, Signals, Stopped
+from slipway.training.strategies import actual_setup
+
+Keep = Literal["best", "last"]
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """When to save without being asked."""
+
+    keep: Keep
+    every_epochs: int
+    every_minutes: float | None
+
+
+class Saver(pl.callbacks.Checkpoint):
+    """Keeps the history and saves. An epoch has `steps_per_epoch` optimizer steps of `num_accumulated` batches."""
+
+    def __init__(
+        self,
+        saves: Saves,
+        resumed: Save | None,
+        stretch: Stretch,
+        rhythm: Rhythm,
+        signals: Signals,
+        *,
+        steps_per_epoch: int,
+        num_accumulated: int,
+    ) -> None:
+        self._saves, self._rhythm, self._signals, self._agreement = saves, rhythm, signals, Agreement()
+        self._steps_per_epoch, self._num_accumulated = steps_per_epoch, num_accumulated
+        self.history: list[dict[str, float]] = list(resumed.history) if resumed else []
+        self.kept_epoch = resumed.kept_epoch if resumed else 0
+        self._stretches = _continued(resumed, stretch, steps_per_epoch)
+        self._saved = resumed.position if resumed else None
+        self._saved_at = time.monotonic()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % self._num_accumulated == 0:
+            position = Position(len(self.history), (batch_idx + 1) // self._num_accumulated)
+            self._save_if_asked(trainer, pl_module, position, SAVE if self._is_due(trainer) else 0)
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._save_if_asked(trainer, pl_module, Position(len(self.history), self._steps_per_epoch))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.history.append(dict(pl_module.epoch_metrics))
+        epoch, best = len(self.history), self._rhythm.keep == "best"
+        better = self.kept_epoch == 0 or self.history[-1]["val/loss"] < self.history[self.kept_epoch - 1]["val/loss"]
+        better = trainer.strategy.broadcast(better)
+        if better and best:
+            self.kept_epoch = epoch
+        position = Position(epoch, 0)
+        if (better and best) or epoch % self._rhythm.every_epochs == 0 or epoch == trainer.max_epochs:
+            self._save(trainer, pl_module, position)
+        self._save_if_asked(trainer, pl_module, position)
+
+    def _is_due(self, trainer: pl.Trainer) -> bool:
+        """By the clock of rank 0, since every process has another."""
+        minutes = self._rhythm.every_minutes
+        return trainer.is_global_zero and minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+
+    def _save_if_asked(self, trainer: pl.Trainer, module: TrainingModule, position: Position, request: int = 0) -> None:
+        """Stopped after the save, where a signal asked any process for it."""
+        asked = self._agreement.highest(max(request, self._signals.received))
+        if asked:
+            self._save(trainer, module, position)
+        if asked > SAVE:
+            raise Stopped(asked)
+
+    def _save(self, trainer: pl.Trainer, module: TrainingModule, position: Position) -> None:
+        if position == self._saved:
+            return
+        self._saves.write(trainer, partial(_write_parts, trainer, module), partial(self._describe, trainer, position))
+        self._saved, self._saved_at = position, time.monotonic()
+
+    def _describe(self, trainer: pl.Trainer, position: Position, digests: dict[str, str]) -> Save:
+        keeps_itself = self._rhythm.keep == "last" and position.step == 0
+        return Save(
+            format_version=2,
+            epoch=position.epoch,
+            step=position.step,
+            kept_epoch=position.epoch if keeps_itself else self.kept_epoch,
+            history=self.history,
+            stretches=self._stretches,
+            actual=actual_setup(trainer),
+            files=digests,
+        )
+
+
+def _write_parts(trainer: pl.Trainer, module: TrainingModule, folder: Path) -> None:
+    write_trainer_state(trainer, folder)
+    write_rank_state(module, trainer.global_rank, folder)
+
+
+def _continued(resumed: Save | None, stretch: Stretch, steps_per_epoch: int) -> list[Stretch]:
+    if resumed is None:
+        return [stretch]
+    if resumed.stretches[-1].is_cut_as(stretch):
+        return resumed.stretches
+    return [*resumed.stretches, stretch.model_copy(update={"first_step": resumed.position.total_steps(steps_per_epoch)})]
