@@ -131,13 +131,20 @@ def move_directory(source: Path, path: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def remove_directory(path: Path) -> None:
+    """Remove a directory, which is there as a whole or not at all, even for one who looks while it happens or after a kill."""
+    removed = _partial(path, ".removed")
+    path.rename(removed)
+    shutil.rmtree(removed)
+
+
 def _partial(path: Path, kind: str = "") -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}{kind}.partial")
 
 
 def _remove_leftovers(path: Path) -> None:
     """Remove what killed writers of `path` left; what a living process writes is its own."""
-    pattern = re.compile(rf"{re.escape(path.name)}\.(\d+)(\.replaced)?\.partial")
+    pattern = re.compile(rf"{re.escape(path.name)}\.(\d+)(\.replaced|\.removed)?\.partial")
     for leftover in path.parent.iterdir():
         match = pattern.fullmatch(leftover.name)
         if not match or (int(match[1]) != os.getpid() and is_alive(int(match[1]))):

@@ -262,6 +262,7 @@ class TrainParams(_Section):
     max_skipped_steps: Annotated[int, Field(ge=0)]  # of the whole run; one more stops it
     keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
     checkpoint_every_epochs: Positive  # how much a killed run repeats at most
+    checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None  # the same where epochs are long; null saves at their ends alone
 
     @model_validator(mode="after")
     def _warms_up_before_its_end(self) -> Self:

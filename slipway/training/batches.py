@@ -22,6 +22,7 @@ from slipway.data.randomness import permutation, uniform
 from slipway.errors import ParamsError
 from slipway.training.augmentation import Changes, device_changes
 from slipway.training.host_augmentation import StoredRows, changed_images, mixed_images
+from slipway.training.stopping import ignore_in_worker
 
 
 class Mixing(NamedTuple):
@@ -190,25 +191,31 @@ class ValidationBatches(Dataset[Batch]):
 class EpochSampler(Sampler[tuple[int, int]]):
     """(epoch, index) for each batch; the trainer calls `set_epoch` before an epoch.
 
-    For the first one it does so too late: by then loader processes have fetched ahead. So that one is given here.
+    For the first one it does so too late: by then loader processes have fetched ahead. So that one is given here, with its first batch,
+    for a training that is resumed within an epoch.
     """
 
-    def __init__(self, num_batches: int, first_epoch: int) -> None:
-        self._num_batches, self.epoch = num_batches, first_epoch
+    def __init__(self, num_batches: int, first_epoch: int, first_batch: int) -> None:
+        self._num_batches, self._first = num_batches, (first_epoch, first_batch)
+        self.epoch = first_epoch
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return ((self.epoch, index) for index in range(self._num_batches))
+        epoch, (first_epoch, first_batch) = self.epoch, self._first
+        return ((epoch, index) for index in range(first_batch if epoch == first_epoch else 0, self._num_batches))
 
     def __len__(self) -> int:
+        """Of a whole epoch."""
         return self._num_batches
 
 
-def training_loader(batches: TrainingBatches, num_workers: int, *, first_epoch: int = 0, pin_memory: bool = False) -> DataLoader[Batch]:
-    """Serves whole batches in the order of the epoch; `first_epoch` counts from 0."""
-    return _loader(batches, EpochSampler(len(batches), first_epoch), num_workers, pin_memory)
+def training_loader(
+    batches: TrainingBatches, num_workers: int, *, first_epoch: int = 0, first_batch: int = 0, pin_memory: bool = False
+) -> DataLoader[Batch]:
+    """Serves whole batches in the order of the epoch; `first_epoch` and `first_batch`, of that epoch, count from 0."""
+    return _loader(batches, EpochSampler(len(batches), first_epoch, first_batch), num_workers, pin_memory)
 
 
 def validation_loader(batches: ValidationBatches, num_workers: int, *, pin_memory: bool = False) -> DataLoader[Batch]:
@@ -218,7 +225,13 @@ def validation_loader(batches: ValidationBatches, num_workers: int, *, pin_memor
 
 def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: int, pin_memory: bool) -> DataLoader[Batch]:
     return DataLoader(
-        batches, batch_size=None, sampler=sampler, num_workers=num_workers, pin_memory=pin_memory, persistent_workers=num_workers > 0
+        batches,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=ignore_in_worker,
     )
 
 

@@ -8,24 +8,24 @@ class EpochSums:
     """Sums over rows on the device, reduced over ranks when their means are asked for."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, Tensor] = {}
+        self.totals: dict[str, Tensor] = {}  # () float64 by name, of this rank alone
 
     def add(self, *, counted: Tensor, **values: Tensor) -> None:
         """Add (B,) values where (B,) `counted` is true."""
         for name, value in {**values, "rows": torch.ones_like(counted)}.items():
             total = torch.where(counted, value.double(), 0.0).sum()
-            self._totals[name] = self._totals[name] + total if name in self._totals else total
+            self.totals[name] = self.totals[name] + total if name in self.totals else total
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was added."""
-        return not self._totals
+        return not self.totals
 
     def means(self) -> dict[str, float]:
         """The mean over all rows of all ranks, by name."""
-        totals = torch.stack(list(self._totals.values()))
+        totals = torch.stack(list(self.totals.values()))
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(totals)
-        sums = dict(zip(self._totals, totals.tolist(), strict=True))
+        sums = dict(zip(self.totals, totals.tolist(), strict=True))
         rows = sums.pop("rows")
         return {name: total / rows for name, total in sums.items()}

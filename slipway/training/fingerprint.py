@@ -1,7 +1,8 @@
 """What a training depends on, so that nothing is resumed that would not have become the same weights.
 
-The parameters, the packed data, the augmentation plan, the code that DVC knows of, the packages and
-the placement. Another fingerprint is another training; this says in what it differs.
+The parameters, the packed data, the augmentation plan, the code that DVC knows of, the packages, the precision and the kind of
+device. Another fingerprint is another training; this says in what it differs. How a training is cut over processes is no part of
+it: a save can be taken up by other processes, see `resuming`.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from slipway.contract import Contract
 from slipway.params import TrainParams
 from slipway.training.strategies import Placement
 
+# Params of the section train that decide how it runs and what it keeps on the way, and neither its rows nor its steps.
+HOW_IT_RUNS = frozenset(
+    {"strategy", "devices", "num_nodes", "max_batch_per_device", "num_workers", "checkpoint_every_epochs", "checkpoint_every_minutes"}
+)
 _PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "tabm", "timm", "torch")
 _DIGESTED = ("code.", "data.")  # of these fields, the value is a digest, which tells a reader nothing
 
@@ -24,7 +29,7 @@ class Fingerprint(Contract):
     """Everything that a training's weights depend on."""
 
     seed: int
-    train: dict[str, Any]  # the train section of params.yaml
+    train: dict[str, Any]  # the train section of params.yaml, but for HOW_IT_RUNS
     placement: dict[str, Any]
     data: dict[str, str]  # hex SHA-256 by path
     code: dict[str, str]  # hex SHA-256 by path
@@ -58,13 +63,8 @@ def take_fingerprint(
     data = [packed / "manifest.json", *sorted(path for path in augmented.rglob("*") if path.is_file())]
     return Fingerprint(
         seed=seed,
-        train=params.model_dump(mode="json"),
-        placement={
-            "strategy": placement.strategy,
-            "precision": placement.precision,
-            "accelerator": placement.accelerator,
-            "world_size": placement.world_size,
-        },
+        train=params.model_dump(mode="json", exclude=set(HOW_IT_RUNS)),
+        placement={"precision": placement.precision, "accelerator": placement.accelerator},
         data={path.as_posix(): files.sha256_file(path) for path in data}
         | ({"pretrained": files.sha256_file(pretrained)} if pretrained else {}),
         code={name: files.sha256_file(root / name) for name in code_of_stage(root / "dvc.yaml", "train") if (root / name).is_file()},

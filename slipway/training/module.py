@@ -19,7 +19,7 @@ from slipway.training.epoch_sums import EpochSums
 from slipway.training.guard import StepGuard
 from slipway.training.losses import RowLosses, l1_penalty
 from slipway.training.networks import Network
-from slipway.training.optimizers import optimizer_and_schedule
+from slipway.training.optimizers import optimizer_and_schedule, optimizer_names
 from slipway.training.running_statistics import average_running_statistics
 
 
@@ -43,14 +43,15 @@ class TrainingModule(pl.LightningModule):
         self.network = network
         self.epoch_metrics: dict[str, float] = {}  # of the epoch that ended last, equal on every rank
         self.guard = StepGuard(network, params, ids)
+        self.optimizer_names: list[str] = []  # of the weights, in the order in which the optimizer counts them
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
         self._classes = is_classification(network.spec.task)
         self._losses = RowLosses(network, params, class_weights)
-        self._sums = EpochSums()
+        self.train_sums, self._val_sums = EpochSums(), EpochSums()
 
     def on_train_epoch_start(self) -> None:
-        self._sums = EpochSums()
+        self.train_sums = EpochSums()
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The mean loss of a batch, () float32, each row as its weight says."""
@@ -66,12 +67,14 @@ class TrainingModule(pl.LightningModule):
         self.guard.before_step(self.trainer)
         super().optimizer_step(*arguments, **named)
         for seen in self.guard.after_step(self.trainer):
-            self._sums.add(loss=seen.losses, counted=seen.counted)
+            self.train_sums.add(loss=seen.losses, counted=seen.counted)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.guard.clip(self.trainer, optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the names behind the optimizer's numbers, for a resumption on other processes."""
+        checkpoint["optimizer_names"] = self.optimizer_names
         checkpoint["guard"] = self.guard.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -80,10 +83,10 @@ class TrainingModule(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         # Without this each rank would validate, and rank 0 keep, the statistics of its own share of the rows.
         average_running_statistics(self.network)
-        if self._sums.is_empty:
+        if self.train_sums.is_empty:
             raise TrainingError(f"every step of epoch {self.current_epoch + 1} was skipped, so nothing was learned. See the lines above.")
-        self.epoch_metrics = {"train/loss": self._sums.means()["loss"], "skipped_steps": float(self.guard.num_skipped)}
-        self._sums = EpochSums()
+        self.epoch_metrics = {"train/loss": self.train_sums.means()["loss"], "skipped_steps": float(self.guard.num_skipped)}
+        self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
         """Adds up loss and correct answers (classes) or squared errors (a numeric target)."""
@@ -92,10 +95,10 @@ class TrainingModule(pl.LightningModule):
             score = (answers.argmax(dim=1) == batch.targets).double()
         else:
             score = (answers[:, 0].double() - batch.targets.double()) ** 2
-        self._sums.add(loss=self._losses(answers, batch.targets), score=score, counted=batch.counted)
+        self._val_sums.add(loss=self._losses(answers, batch.targets), score=score, counted=batch.counted)
 
     def on_validation_epoch_end(self) -> None:
-        means = self._sums.means()
+        means = self._val_sums.means()
         self.epoch_metrics["val/loss"] = means["loss"]
         if self._classes:
             self.epoch_metrics["val/accuracy"] = means["score"]
@@ -110,7 +113,9 @@ class TrainingModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """See `optimizers`."""
-        return optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)
+        configured = optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)
+        self.optimizer_names = optimizer_names(configured["optimizer"], self)  # now, since DeepSpeed makes flat groups of the weights
+        return configured
 
 
 def _derived_seed(seed: int, epoch: int, batch: int, rank: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipway.params import TrainParams
 from slipway.training.freezing import num_frozen, parts_of
@@ -32,6 +32,12 @@ def optimizer_and_schedule(network: Network, params: TrainParams, steps_per_epoc
     optimizer = _optimizer(groups, params)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, shares)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
+    """The names of the weights in the order in which the optimizer counts them."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def decays(name: str, parameter: Tensor) -> bool:

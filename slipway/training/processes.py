@@ -20,11 +20,14 @@ from torch import distributed
 
 from slipway.errors import SlipwayError
 from slipway.training.faults import explained, is_lost_peer
+from slipway.training.stopping import SIGNALS, Stopped
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_THE_FIRST = 1.5  # in which rank 0 tells what all ranks found at once, like a loss that is not finite
 _SECONDS_FOR_THE_CAUSE = 5.0  # in which what knows the cause ends this process
+_SECONDS_TO_END = 30.0
+_NO_FAULT = {None, 0, *(128 + number for number in SIGNALS)}  # of a rank: it runs, is done, or was asked to stop like all
 
 
 def is_first_process() -> bool:
@@ -46,18 +49,22 @@ def end_with_parent() -> None:
 def ended_together(trainer: pl.Trainer) -> Iterator[None]:
     """End the processes that `trainer` starts when the block raises or one of them fails, and say which it was.
 
-    In place of Lightning's observer, which looks every 5 seconds and then kills without a word.
+    In place of Lightning's observer, which looks every 5 seconds and then kills without a word. Where all of them stop together
+    they end by themselves, and get a while for it.
     """
     watch = _Watch()
     setattr(subprocess_script, "_launch_process_observer", watch.start)  # noqa: B010
     try:
         yield
+    except Stopped:
+        watch.stop()
+        _end(_started_by(trainer), _SECONDS_TO_END)
+        raise
     except BaseException as error:
         if is_lost_peer(error):
             time.sleep(_SECONDS_FOR_THE_CAUSE)
         watch.stop()
-        for child in getattr(trainer.strategy.launcher, "procs", []):
-            child.kill()
+        _end(_started_by(trainer), 0)
         raise
     watch.stop()
 
@@ -93,7 +100,7 @@ class _Watch:
 
     def _look(self, processes: list[subprocess.Popen[bytes]]) -> None:
         while not self._stopped.wait(_SECONDS_BETWEEN_LOOKS / 2):
-            failed = [(index, process) for index, process in enumerate(processes, start=1) if process.poll()]
+            failed = [(index, process) for index, process in enumerate(processes, start=1) if process.poll() not in _NO_FAULT]
             if failed and not self._stopped.wait(_SECONDS_BETWEEN_LOOKS):  # at Ctrl-C all end at once, and the main thread stops this
                 _end_because_of(*failed[0], processes)
 
@@ -119,13 +126,26 @@ def _rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
-def end_at_once_on_sigterm() -> None:
-    """SIGTERM ends this process as any other, which a shell reports as 143. A save is whole at any moment, so nothing is lost.
+def leave_signals_alone(trainer: pl.Trainer) -> None:
+    """Let `trainer` have no say in signals.
 
-    Lightning 2.6 would take note of it, go on to the end of the step, and exit with 0 as a finished training does;
-    several processes then wait for each other forever (seen).
+    Lightning 2.6 would take note of SIGTERM, go on to the end of the step, and exit with 0 as a finished training does;
+    several processes then wait for each other forever (seen). Under Slurm it would requeue with a checkpoint of its own.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+
+def _started_by(trainer: pl.Trainer) -> list[subprocess.Popen[bytes]]:
+    return list(getattr(trainer.strategy.launcher, "procs", []))
+
+
+def _end(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _leave_after(parent: int) -> None:

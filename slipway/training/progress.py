@@ -19,7 +19,7 @@ from pytorch_lightning.loggers import Logger, TensorBoardLogger
 from scmrepo.exceptions import SCMError
 
 from slipway.errors import UnavailableError
-from slipway.training.checkpoints import Saver
+from slipway.training.saver import Saver
 
 
 class EpochLines(pl.Callback):
@@ -31,6 +31,7 @@ class EpochLines(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _log_history(trainer.loggers, self._saver.history)
+        self._started = time.perf_counter()  # of an epoch that is resumed, whose start is not told
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = time.perf_counter()

@@ -4,9 +4,10 @@ Every rank runs this; rank 0 alone writes results. The seed of the weights, the 
 augmentation and dropout are functions of `seed`, so equal inputs give equal weights.
 """
 
+import signal
 import subprocess
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from slipway.training.batches import (
     training_loader,
     validation_loader,
 )
-from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
+from slipway.training.consolidation import consolidated_weights
 from slipway.training.early_stopping import has_ended
 from slipway.training.faults import explain_bus_errors
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
@@ -42,17 +43,22 @@ from slipway.training.freezing import Freezing
 from slipway.training.losses import class_weights
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
+from slipway.training.positions import Position
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
 from slipway.training.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
 from slipway.training.processes import (
-    end_at_once_on_sigterm,
     end_with_parent,
     ended_together,
     is_first_process,
+    leave_signals_alone,
     told_once,
     was_started_by_another,
 )
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
+from slipway.training.resuming import Resumption
+from slipway.training.saver import Saver
+from slipway.training.saves import Save, Saves, Stretch
+from slipway.training.stopping import Signals, Stopped, requeue
 from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
 from slipway.training.weight_average import WeightAverage
 
@@ -113,7 +119,19 @@ class _Job:
 
     @property
     def saves(self) -> Saves:
-        return Saves(self.paths.work, self.fingerprint)
+        return Saves(self.paths.work, self.fingerprint, self.steps_per_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps."""
+        return self.data.num_train // self.shape.batch_size
+
+    @property
+    def stretch(self) -> Stretch:
+        """How it is cut over processes, from the beginning on."""
+        return Stretch(
+            first_step=0, strategy=self.placement.strategy, world_size=self.placement.world_size, per_device=self.shape.per_device
+        )
 
 
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
@@ -136,7 +154,7 @@ def _train(seed: int, params: TrainParams, paths: Paths) -> None:
         resumed, problems = job.saves.newest()
         if first:
             job.saves.open()
-            _print_start(job, network, [*problems, *(f"not resumed: {line}" for line in job.saves.others())], resumed)
+            _print_start(job, network, [*problems, *job.saves.others()], resumed)
         if resumed is None or not has_ended(resumed.history, params):
             _fit(job, network, resumed)
         elif first:
@@ -191,14 +209,18 @@ def _logs(job: _Job) -> tuple[Path, Path]:
 def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
     prepare_process(placement, network)
-    saver = Saver(job.saves, resumed, params)
+    signals = Signals()
+    steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
+    resumption = Resumption(job.saves, resumed, job.stretch, **steps)
+    average = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
+    saver = Saver(job.saves, resumed, job.stretch, params, signals, average, **steps)
     lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
     trainer = pl.Trainer(
         **trainer_arguments(placement, shape.per_device, freezes=params.freeze_epochs > 0),
         max_epochs=params.epochs,
         accumulate_grad_batches=shape.num_accumulated,
         gradient_clip_val=(params.gradient_clip_norm or None) if placement.zero_stage else None,  # elsewhere the guard clips
-        callbacks=[SetupCheck(placement), *_of_the_weights(params, network), lines, saver, *progress_bars()],
+        callbacks=[SetupCheck(placement), resumption, *_freezing(params, network), *average, lines, saver, *progress_bars()],
         logger=loggers(*_logs(job)) if is_first_process() else False,
         enable_progress_bar=bool(progress_bars()),
         enable_model_summary=False,
@@ -212,19 +234,39 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
     training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, changes, classes=classes)
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
-    with ended_together(trainer):
+    resumption.load_weights(network)
+    leave_signals_alone(trainer)
+    with ended_together(trainer), _stopping_said(job, signals):
         trainer.fit(
             TrainingModule(network, params, job.seed, training.num_steps, training.ids, data.mean_weight, data.class_weights(params)),
-            training_loader(training, params.num_workers, first_epoch=resumed.epoch if resumed else 0, pin_memory=on_gpu),
+            training_loader(training, params.num_workers, pin_memory=on_gpu, **resumption.first_place),
             validation_loader(validation, params.num_workers, pin_memory=on_gpu),
-            ckpt_path=str(job.saves.state(resumed.epoch)) if resumed else None,
+            ckpt_path=resumption.trainer_state,
             weights_only=True,
         )
 
 
-def _of_the_weights(params: TrainParams, network: Network) -> list[pl.Callback]:
-    freezing = [Freezing(network, params)] if params.freeze_epochs else []
-    return [*freezing, *([WeightAverage(network, params.ema_decay)] if params.ema_decay else [])]
+def _freezing(params: TrainParams, network: Network) -> list[pl.Callback]:
+    return [Freezing(network, params)] if params.freeze_epochs else []
+
+
+@contextmanager
+def _stopping_said(job: _Job, signals: Signals) -> Iterator[None]:
+    """Signals stop the training in the block; rank 0 tells where it stands then, and puts a Slurm job back into the queue."""
+    signals.listen()
+    try:
+        yield
+        if signals.received:
+            raise Stopped(signals.received)
+    except Stopped as stopped:
+        if is_first_process():
+            requeued = requeue() if stopped.signal == signal.SIGUSR1 else None
+            what_next = requeued or "run the same command again to go on"
+            save, _ = job.saves.newest()
+            print(f"stopped   by {stopped.signal.name} {_place(save)}, all saved; {what_next}", flush=True)
+        raise
+    finally:
+        signals.release()
 
 
 def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
@@ -257,7 +299,6 @@ class SetupCheck(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_actual(self._placement.expected, actual_setup(trainer))
-        end_at_once_on_sigterm()
 
 
 def _finish(job: _Job) -> None:
@@ -267,7 +308,7 @@ def _finish(job: _Job) -> None:
             f"after the last epoch the newest whole save is of epoch {save.epoch if save else 0}: {'; '.join(problems)}. "
             "Run `dvc repro` again; it goes on from there."
         )
-    weights = consolidated_weights(job.saves.state(save.kept_epoch))
+    weights = consolidated_weights(job.saves.state(Position(save.kept_epoch, 0)))
     metrics = save.history[save.kept_epoch - 1]
     card = ModelCard(
         format_version=2,
@@ -282,7 +323,7 @@ def _finish(job: _Job) -> None:
         actual=save.actual,
         seed=job.seed,
         params=job.params.model_dump(mode="json"),
-        digests=_digests(job.fingerprint),
+        digests=_digests(job.fingerprint, files.digest_json(job.params.model_dump(mode="json"))),
         versions=job.fingerprint.versions,
         git_revision=_git_revision(job.paths.root),
     )
@@ -319,8 +360,7 @@ def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
     return network
 
 
-def _digests(fingerprint: Fingerprint) -> dict[str, str]:
-    params = files.digest_json(fingerprint.train)
+def _digests(fingerprint: Fingerprint, params: str) -> dict[str, str]:
     return {"fingerprint": fingerprint.digest, "params": params, **fingerprint.data, **fingerprint.code}
 
 
@@ -365,7 +405,15 @@ def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | 
     for note in [*notes, *without_effect(job.params, spec.classes)]:
         print(f"note      {note}")
     if resumed:
-        print(f"resumed   after epoch {resumed.epoch}", flush=True)
+        print(f"resumed   {_place(resumed)}", flush=True)
+        if not resumed.stretches[-1].is_cut_as(job.stretch):
+            print(f"note      saved by {resumed.stretches[-1]}, resumed by {job.stretch}: the same rows in each step, but other last bits")
+
+
+def _place(save: Save | None) -> str:
+    if save is None:
+        return "before the first step"
+    return f"after epoch {save.epoch}" + (f" and {save.step} steps of the next" if save.step else "")
 
 
 def _listed(values: list[float]) -> str:

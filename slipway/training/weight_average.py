@@ -4,6 +4,8 @@ Training goes on with its own weights, which come back after each validation bit
 averaged with the weights they belong to. The average is part of the trainer's state. ZeRO-3 is refused by `params`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,12 @@ class WeightAverage(pl.Callback):
         self._values = {name: value.to(device) for name, value in found.items()}
         self._num_updates = self._num_updates or trainer.global_step
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.global_step == self._num_updates:
             return  # gradients were accumulated
         self._num_updates = trainer.global_step
+        if pl_module.guard.just_dropped:
+            return
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
         current = self._current(trainer)
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
@@ -69,6 +73,20 @@ class WeightAverage(pl.Callback):
         _copy({name: tensors[name] for name in self._values if name in buffers}, self._values)
         _copy(self._own, tensors)
         self._own = {}
+
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
+        """Within a validation, the weights of training are in the network while the block runs; elsewhere they are anyway."""
+        if not self._own:
+            yield
+            return
+        tensors = _floating(self._network)
+        average = {name: value.clone() for name, value in tensors.items()}
+        _copy(self._own, tensors)
+        try:
+            yield
+        finally:
+            _copy(average, tensors)
 
     def _current(self, trainer: pl.Trainer) -> dict[str, Tensor]:
         """The weights of training in float32; where DeepSpeed computes in half precision, its masters of them. Collective."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipway.errors import TrainingError
-from slipway.training.checkpoints import _save_state
+from slipway.training.saves import write_trainer_state
 
 
 def _failing_with(text: str) -> Any:
@@ -20,9 +20,9 @@ def _failing_with(text: str) -> Any:
 )
 def test_a_save_that_the_disk_has_no_room_for_says_so(text: str) -> None:
     with pytest.raises(TrainingError, match="save/state could not be written, most likely because the disk is full"):
-        _save_state(_failing_with(text), Path("save/state"))
+        write_trainer_state(_failing_with(text), Path("save"))
 
 
 def test_another_fault_of_a_save_stays_what_it_is() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"):
-        _save_state(_failing_with("shapes differ"), Path("save/state"))
+        write_trainer_state(_failing_with("shapes differ"), Path("save"))
