@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +36,13 @@ _MOST_BITS = 22  # of the hash that candidates may have to share, in the largest
 _MAX_CROWDING = 16.0  # pictures in a bucket, as a picture meets them
 _MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
+_ROUGH = 1e-3  # more than float32 can be wrong by in a correlation
 _CHUNK_PAIRS = 128  # whose pictures stay in the processor's cache while they are compared
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
 
 Codes = NDArray[np.uint64]
 Pairs = NDArray[np.int64]  # (P, 2) row numbers, the smaller first, each pair once
+Pictures = NDArray[Any]  # (P, 16, 16) float64 or float32, mean 0
 _NONE: Pairs = np.zeros((0, 2), np.int64)
 _32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
@@ -234,36 +237,51 @@ def _codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
 
 def _correlations(thumbnails: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.float64]:
     """(P,) the best correlation of each pair over the crops of either side; once it suffices no further crop is tried."""
-    parts = [pairs[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(pairs), _CHUNK_PAIRS)]
-    return np.concatenate([np.zeros(0), *(_best(thumbnails[part[:, 0]], thumbnails[part[:, 1]]) for part in parts)])
+
+    def best_of(begin: int) -> NDArray[np.float64]:
+        part = pairs[begin : begin + _CHUNK_PAIRS]
+        return _best(_centred(thumbnails[part[:, 0]]), _centred(thumbnails[part[:, 1]]))
+
+    with ThreadPoolExecutor(num_cores()) as threads:
+        return np.concatenate([np.zeros(0), *threads.map(best_of, range(0, len(pairs), _CHUNK_PAIRS))])
 
 
-def _best(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.float64]:
-    one, other = _centred(first), _centred(second)
+def _best(one: Pictures, other: Pictures) -> NDArray[np.float64]:
+    """The correlations as they are and, of those that a crop may raise to MIN_CORRELATION, over the crops."""
     best = _correlation(one, other)
-    for down, acrosses in _crop_weights():
-        undecided = np.flatnonzero((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
-        wholes = other[undecided], one[undecided]
-        lowered = down @ wholes[1], down @ wholes[0]
-        for across in acrosses:
-            still = np.flatnonzero(best[undecided] < MIN_CORRELATION)
-            if len(still) < len(undecided):
-                undecided = undecided[still]
-                wholes, lowered = (wholes[0][still], wholes[1][still]), (lowered[0][still], lowered[1][still])
-            for cropped, whole in zip(lowered, wholes, strict=True):
-                made = (cropped.reshape(-1, THUMBNAIL_PX) @ across).reshape(whole.shape)
-                best[undecided] = np.maximum(best[undecided], _correlation(made, whole))
+    undecided = np.flatnonzero((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
+    # Most pairs that share a hash by chance go no further than float32.
+    rough = _over_crops(*(side[undecided].astype(np.float32) for side in (one, other)), best[undecided], MIN_CORRELATION - _ROUGH)
+    undecided = undecided[rough >= MIN_CORRELATION - _ROUGH]
+    best[undecided] = _over_crops(one[undecided], other[undecided], best[undecided], MIN_CORRELATION)
     return best
 
 
-def _centred(thumbnails: NDArray[np.uint8]) -> NDArray[np.float64]:
+def _over_crops(one: Pictures, other: Pictures, best: NDArray[np.float64], enough: float) -> NDArray[np.float64]:
+    """(P,) the better of `best` and what the crops of either side reach, in the pictures' own precision."""
+    best = best.copy()
+    rows = np.arange(len(best))
+    for down, acrosses in _crop_weights(one.dtype):
+        lowered = down @ one, down @ other
+        for across in acrosses:
+            still = best[rows] < enough
+            if not still.all():
+                rows, one, other = rows[still], one[still], other[still]
+                lowered = lowered[0][still], lowered[1][still]
+            for cropped, whole in zip(lowered, (other, one), strict=True):
+                made = (cropped.reshape(-1, THUMBNAIL_PX) @ across).reshape(whole.shape)
+                best[rows] = np.maximum(best[rows], _correlation(made, whole))
+    return best
+
+
+def _centred(thumbnails: NDArray[np.uint8]) -> Pictures:
     """(P, 16, 16) whose mean is 0, next to it."""
     values = thumbnails.astype(np.float64)
     values -= values.mean(axis=1, keepdims=True)
     return values.reshape(-1, THUMBNAIL_PX, THUMBNAIL_PX)
 
 
-def _correlation(first: NDArray[np.float64], centred: NDArray[np.float64]) -> NDArray[np.float64]:
+def _correlation(first: Pictures, centred: Pictures) -> NDArray[np.float64]:
     """(P,) of (P, 16, 16); 0 where one of the two is constant."""
     first, centred = first.reshape(-1, THUMBNAIL_PX**2), centred.reshape(-1, THUMBNAIL_PX**2)
     sums = first.sum(axis=1)
@@ -272,11 +290,11 @@ def _correlation(first: NDArray[np.float64], centred: NDArray[np.float64]) -> ND
     return np.asarray(np.vecdot(first, centred) / np.where(spread == 0, 1, spread))
 
 
-@lru_cache(maxsize=1)
-def _crop_weights() -> list[tuple[NDArray[np.float64], list[NDArray[np.float64]]]]:
+@lru_cache(maxsize=2)
+def _crop_weights(dtype: np.dtype[Any]) -> list[tuple[NDArray[Any], list[NDArray[Any]]]]:
     """(16, 16) each: the first times a picture times one of the second is a crop, resized back."""
     found = []
     for crop in _FINE_CROPS:
-        places = [_resampling(*place) for place in _places_of(crop)]
+        places = [_resampling(*place).astype(dtype) for place in _places_of(crop)]
         found += [(down, [np.ascontiguousarray(across.T) for across in places]) for down in places]
     return found
