@@ -78,7 +78,7 @@ def test_without_folds_it_loads_neither_torch_nor_cleanlab_and_says_so(tmp_path:
     set_params(project, {"audit": {"folds": 0}})
     code = (
         "import sys, runpy; runpy.run_module('stages.audit', run_name='__main__'); "
-        "print(sorted({'torch', 'cleanlab', 'pandas'} & set(sys.modules)))"
+        "print(sorted({'torch', 'cleanlab', 'sklearn'} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True, check=True)
