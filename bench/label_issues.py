@@ -66,9 +66,9 @@ PHOTOGRAPHS: dict[str, Any] = {
     "train": {"batch_size": 64},
 }
 SETS = (
-    DataSet("digits", digits, {**IMAGES, "audit": {"folds": 5}}, (1, 2, 3)),
-    DataSet("breast cancer, a table", cancer, {**CANCER, "audit": {"folds": 5}}, (1, 2, 3)),
-    DataSet(f"CIFAR-10, {CIFAR10_ROWS:,} images", cifar10, {**IMAGES, **PHOTOGRAPHS, "audit": {"folds": 3, "epochs": 15}}, (1,)),
+    DataSet("digits", digits, {**IMAGES, "audit": {"folds": 5}}, (4, 5, 6)),
+    DataSet("breast cancer, a table", cancer, {**CANCER, "audit": {"folds": 5}}, (4, 5, 6)),
+    DataSet(f"CIFAR-10, {CIFAR10_ROWS:,} images", cifar10, {**IMAGES, **PHOTOGRAPHS, "audit": {"folds": 3, "epochs": 15}}, (4,)),
 )
 
 

@@ -40,6 +40,7 @@ def message(changed: dict[str, Any]) -> str:
         ("image_classification", {"data__columns": {"age": {"kind": "number", "min": None, "max": None, "required": False}}}),
         ("image_regression", {"data__label_map": {"Cat": "cat"}}),
         ("table_regression", {"data__classes": ["cat"]}),
+        ("image_regression", {"audit__folds": 5}),
     ],
 )
 def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(task: str, changes: dict[str, Any]) -> None:
@@ -88,6 +89,8 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
         ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_tensorrt']"),
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
+        ({"audit__folds": 1}, "folds is 1, expected 0 for no audit, or at least 2"),
+        ({"audit__folds": 5, "audit__epochs": 2}, "train.warmup_epochs is 2.0, expected less than audit.epochs 2"),
         ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),

@@ -1,4 +1,4 @@
-"""The whole way with real processes: 64 pictures, two DeepSpeed ranks, nine stages, one certificate."""
+"""The whole way with real processes: 64 pictures, two DeepSpeed ranks, ten stages, one certificate."""
 
 import json
 from pathlib import Path

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 # One key of each kind: read by one stage, by several, by an early one, by a late one.
 READERS: dict[str, tuple[Any, set[str]]] = {
-    "seed": (8, {"split", "augment", "train", "evaluate", "export", "verify"}),
+    "seed": (8, {"split", "augment", "audit", "train", "evaluate", "export", "verify"}),
     "data.engine": ("ray", {"clean", "precompute"}),
     "data.image_column": ("picture", {"clean", "precompute", "verify"}),  # those that read raw bytes
     "data.split_column": ("part", {"clean", "split"}),
@@ -25,7 +25,8 @@ READERS: dict[str, tuple[Any, set[str]]] = {
     "split.assignment": ("stable", {"split"}),
     "precompute.image_size_px": (20, {"precompute"}),
     "augment.rotation_deg": (5.0, {"augment"}),
-    "train.learning_rate": (0.001, {"train"}),
+    "audit.epochs": (3, {"audit"}),
+    "train.learning_rate": (0.001, {"audit", "train"}),
     "evaluate.batch_size": (64, {"evaluate"}),
     "evaluate.confidence": (0.9, {"evaluate", "verify"}),
     "export.calibration_rows": (16, {"export"}),
