@@ -45,6 +45,7 @@ from slipway.training.processes import (
     end_with_parent,
     ended_together,
     is_first_process,
+    started_as,
     told_once,
     was_started_by_another,
 )
@@ -111,12 +112,8 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     """
     silence_chatter()
     explain_bus_errors()
-    with told_once():
-        _train(seed, params, paths)
-
-
-def _train(seed: int, params: TrainParams, paths: Paths) -> None:
-    job, network = _prepare(seed, params, paths)
+    with told_once(*started_as()):
+        job, network = _prepare(seed, params, paths)
     first = is_first_process()
     if was_started_by_another():
         end_with_parent()

@@ -68,8 +68,11 @@ CAUSES = [
     ("1:segfault", r"error: rank 1 \(process \d+\) was ended by SIGSEGV\. All others were ended\.$"),
     ("1:exit", r"error: rank 1 \(process \d+\) ended with exit code 7, for the reason above\. All others were ended\.$"),
     ("0:kill", r"error: rank 0 \(process \d+\) is gone without a word, so it was killed\. All others end\.$"),
-    ("0:error", r"^ZeroDivisionError: a fault of its own\n\(rank 0 of 2\)$"),
-    ("1:error", r"^ZeroDivisionError: a fault of its own\n\(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1, for the reason above.*$"),
+    ("0:error", r"ZeroDivisionError: a fault of its own\n(\[rank0\]: )?\(rank 0 of 2\)$"),
+    (
+        "1:error",
+        r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1, for the reason above.*$",
+    ),
     ("0:memory", r"error: rank 0 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower train.max_batch_per_device .*$"),
     ("1:memory", r"error: rank 1 ran out of memory: CUDA out of memory.*\n\nerror: rank 1 .* exit code 1, for the reason above.*$"),
     ("0:host memory", r"error: rank 0 ran out of memory: .*$"),
@@ -93,7 +96,7 @@ def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(proje
     [
         ("1:kill", r"Signal 9 \(SIGKILL\)"),
         ("0:kill", r"Signal 9 \(SIGKILL\)"),
-        ("1:error", r"ZeroDivisionError: a fault of its own\n\(rank 1 of 2\)"),
+        ("1:error", r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)"),
         ("1:memory", "error: rank 1 ran out of memory: "),
     ],
 )
@@ -156,12 +159,11 @@ def test_a_fault_of_ours_stays_what_it_is(error: Exception) -> None:
     assert not is_lost_peer(error)
 
 
-def test_an_error_of_a_single_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ZeroDivisionError) as raised, told_once():
-        raise ZeroDivisionError("ours")
-    assert not hasattr(raised.value, "__notes__")
+def test_an_error_has_the_number_of_its_rank_where_there_are_several() -> None:
+    for world_size, notes in ((1, []), (2, ["(rank 0 of 2)"])):
+        with pytest.raises(ZeroDivisionError) as raised, told_once(0, world_size):
+            raise ZeroDivisionError("ours")
+        assert getattr(raised.value, "__notes__", []) == notes
 
 
 TRUNCATED = """
