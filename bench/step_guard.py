@@ -65,10 +65,10 @@ def _step(name: str, arguments: dict[str, Any], size_px: int, num_rows: int, dev
         mean=[0.5] * 3, std=[0.25] * 3, target_scale=None,
     )  # fmt: skip
     images = torch.randint(0, 256, (num_rows, size_px, size_px, 3), dtype=torch.uint8)
-    ones = torch.ones(num_rows)
-    batch = Batch(images, torch.randint(0, 10, (num_rows,)), ones, ones.bool(), torch.arange(num_rows), None, None)
-    tensors = {name: value.to(device) for name, value in batch._asdict().items() if torch.is_tensor(value)}
-    return Step(build_network(spec).to(device), batch._replace(**tensors), device)
+    ones = torch.ones(num_rows, device=device)
+    targets, rows = torch.randint(0, 10, (num_rows,), device=device), torch.arange(num_rows, device=device)
+    batch = Batch(images.to(device), targets, ones, ones.bool(), rows, None, None)
+    return Step(build_network(spec).to(device), batch, device)
 
 
 def _measure(step: Step) -> tuple[list[float], list[float]]:

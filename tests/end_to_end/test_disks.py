@@ -31,7 +31,7 @@ OWN = {  # what a stage may have replaced, file by file, before it met the fault
 SIZE_MIB = 96
 UNPRIVILEGED = "setpriv --inh-caps=-all --bounding-set=-dac_override,-dac_read_search,-fowner"
 MAKE_DISK = f"mount -t tmpfs -o size={SIZE_MIB}m none disk && cp -a project/. disk && cd disk"
-FILL = "rm -rf .work/home; dd if=/dev/zero of=filler bs=1M status=none 2>/dev/null; "
+FILL = "dd if=/dev/zero of=filler bs=1M status=none 2>/dev/null; i=0; while echo x >pad$i; do i=$((i + 1)); done 2>/dev/null; "
 # What is done to the disk, and how a command is then run on it.
 FAULTS = {
     "full": (FILL, ""),
@@ -91,7 +91,7 @@ def test_a_disk_that_refuses_is_one_line_and_harms_nothing(finished: Project, tm
     assert len(lines) == 1, said
     assert re.search(rf"/.*: {SAYS[fault]}\. [A-Z].*\.", lines[0]) or "needs" in lines[0], said
     assert "Traceback" not in said, said
-    assert seconds < 60
+    assert seconds < 120  # most of it imports, on a busy machine
     before = {path: digest for path, digest in results(finished.path).items() if not path.startswith(OWN[stage])}
     assert {path: after.get(path) for path in before} == before
 
