@@ -1,22 +1,11 @@
 """Runs a stage as a command: params in, exit code out, errors as one readable message."""
 
-import errno
 import sys
 from collections.abc import Callable
 
+from slipway.disk_faults import disk_fault
 from slipway.errors import SlipwayError
 from slipway.params import Params, load_params
-
-# What the machine refuses, and what a user can do about it. Any other OSError is a fault of ours and keeps its traceback.
-_FIXES = {
-    errno.ENOSPC: "Free space there.",
-    errno.EDQUOT: "Free space, or have the quota raised.",
-    errno.EROFS: "Run in a folder that can be written.",
-    errno.EACCES: "Give this user the right to it.",
-    errno.EPERM: "Give this user the right to it.",
-    errno.EIO: "Check the disk.",
-    errno.EMFILE: "Raise the limit of open files (ulimit -n).",
-}
 
 
 def run_stage(run: Callable[[Params], None]) -> None:
@@ -24,14 +13,18 @@ def run_stage(run: Callable[[Params], None]) -> None:
     try:
         run(load_params())
     except SlipwayError as error:
-        _end(" ".join([str(error), *getattr(error, "__notes__", [])]), 1)
+        _end(_with_notes(str(error), error), 1)
     except KeyboardInterrupt:
         _end("interrupted.", 130)
-    except OSError as error:
-        if error.errno not in _FIXES:
+    except Exception as error:
+        fault = disk_fault(error)
+        if fault is None:  # a fault of ours keeps its traceback
             raise
-        place = error.filename2 or error.filename or "the file system"  # of a copy the target comes second
-        _end(f"{place}: {error.strerror}. {_FIXES[error.errno]}", 1)
+        _end(_with_notes(fault, error), 1)
+
+
+def _with_notes(text: str, error: Exception) -> str:
+    return " ".join([text, *getattr(error, "__notes__", [])])
 
 
 def _end(text: str, exit_code: int) -> None:

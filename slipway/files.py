@@ -63,7 +63,7 @@ def write_bytes(path: Path, payload: bytes) -> None:
     _remove_leftovers(path)
     partial = _partial(path)
     try:
-        with partial.open("wb") as file:
+        with _named(path), partial.open("wb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
@@ -71,6 +71,17 @@ def write_bytes(path: Path, payload: bytes) -> None:
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(path.parent)
+
+
+def claim_space(path: Path) -> None:
+    """Give the file all the blocks of its length: where there are none, an OSError here.
+
+    Written through a memory map, a sparse file on a full disk would end the process with SIGBUS.
+    """
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
+    with _named(path), path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -94,9 +105,10 @@ def new_directory(path: Path, *, durable: bool = True) -> Iterator[Path]:
     partial, replaced = _partial(path), _partial(path, ".replaced")
     partial.mkdir()
     try:
-        yield partial
-        if durable:
-            sync_tree(partial)
+        with _named(path):
+            yield partial
+            if durable:
+                sync_tree(partial)
         if path.exists():
             path.rename(replaced)
         partial.rename(path)
@@ -136,6 +148,17 @@ def remove_directory(path: Path) -> None:
     removed = _partial(path, ".removed")
     path.rename(removed)
     shutil.rmtree(removed)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An OSError of the block has a path: a write that fails does not say where."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _partial(path: Path, kind: str = "") -> Path:

@@ -18,6 +18,17 @@ def _exit_code(error: BaseException) -> int | str | None:
     return raised.value.code
 
 
+def _caused_by(cause: Exception) -> Exception:
+    error = TypeError("a library's own")
+    error.__cause__ = cause
+    return error
+
+
+def _noted(error: Exception) -> Exception:
+    error.add_note("(rank 1 of 2)")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
@@ -26,7 +37,13 @@ def _exit_code(error: BaseException) -> int | str | None:
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "artifacts"), 1, "error: artifacts: Read-only file system. Run in"),
         (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "reports"), 1, "error: reports: Permission denied. Give"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "from", None, "to"), 1, "error: to: No space left on device."),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, "error: the file system: No space left on device."),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, f"error: the file system of {Path.cwd()}: No space left on device."),
+        (OSError(errno.EFBIG, os.strerror(errno.EFBIG), "a/b"), 1, "error: a/b: File too large. Raise the limit"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 4288 vs 4180"), 1, "No space left on device. Free space"),
+        (ValueError("I/O error: No space left on device (os error 28)"), 1, "No space left on device. Free space"),
+        (ValueError("cannot write 'artifacts/x.onnx': Read-only file system"), 1, "error: artifacts/x.onnx: Read-only file system."),
+        (_caused_by(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/x")), 1, "error: data/x: No space left on device."),
+        (_noted(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/x")), 1, "run the same command again. (rank 1 of 2)"),
         (KeyboardInterrupt(), 130, "error: interrupted."),
     ],
 )
@@ -35,7 +52,7 @@ def test_what_a_user_can_mend_is_one_message(capsys: pytest.CaptureFixture[str],
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), OSError(errno.EBADF, "Bad file descriptor")])
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), OSError(errno.EBADF, "Bad file descriptor"), RuntimeError("shapes")])
 def test_a_fault_of_ours_keeps_its_traceback(error: Exception) -> None:
     def run(params: Params) -> None:
         raise error

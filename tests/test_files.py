@@ -192,3 +192,24 @@ def test_a_lock_keeps_a_second_process_out_until_the_first_is_killed(tmp_path: P
         holder.kill()
     with files.lock(path, "training"):
         assert path.read_text() == str(os.getpid())
+
+
+def test_claimed_space_gives_a_sparse_file_its_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(1 << 20)
+    assert path.stat().st_blocks * 512 < 1 << 20
+    files.claim_space(path)
+    assert path.stat().st_size == 1 << 20 <= path.stat().st_blocks * 512
+
+
+def test_a_write_that_fails_says_where(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; from slipway import files\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: files.write_bytes(Path(sys.argv[1]), bytes(2000))\n"
+        "except OSError as error: print(error.errno, error.filename)"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, check=True).stdout
+    assert said == f"{errno.EFBIG} {tmp_path / 'a'}\n"
+    assert list(tmp_path.iterdir()) == []

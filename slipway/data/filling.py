@@ -4,7 +4,6 @@ Local workers write pixels into the mapped arrays themselves; those of a cluster
 known before, are kept with their shards.
 """
 
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -62,9 +61,7 @@ def prepare(folder: Path, num_rows: int, form: StoreForm, split: str) -> None:
         return
     if not _is_array(path, shape):
         np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
-    if hasattr(os, "posix_fallocate"):  # without it a full disk shows as a bus error in a worker
-        with path.open("rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    files.claim_space(path)
 
 
 def _is_array(path: Path, shape: tuple[int, ...]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from slipway import files
 from slipway.data.augmentation import AugmentPlan
 from slipway.data.draws import draw
 from slipway.data.packed import PackedSplit, PackedSplitManifest, write_split
@@ -35,6 +36,7 @@ def write_copies(train: PackedSplit, plan: AugmentPlan, num_copies: int, size_px
     root.mkdir()
     ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]
     images = np.lib.format.open_memmap(root / "inputs.npy", mode="w+", dtype=np.uint8, shape=(len(ids), *train.inputs.shape[1:]))
+    files.claim_space(root / "inputs.npy")
     stored = StoredRows([train.inputs])
     for copy in range(1, num_copies + 1):
         for rows in _slices(len(train)):

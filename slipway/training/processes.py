@@ -16,7 +16,6 @@ from contextlib import contextmanager
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies.launchers import subprocess_script
-from torch import distributed
 
 from slipway.errors import SlipwayError
 from slipway.training.faults import explained, is_lost_peer
@@ -55,14 +54,13 @@ def ended_together(trainer: pl.Trainer) -> Iterator[None]:
     watch = _Watch()
     setattr(subprocess_script, "_launch_process_observer", watch.start)  # noqa: B010
     try:
-        yield
+        with told_once(trainer.global_rank, trainer.world_size):
+            yield
     except Stopped:
         watch.stop()
         _end(_started_by(trainer), _SECONDS_TO_END)
         raise
-    except BaseException as error:
-        if is_lost_peer(error):
-            time.sleep(_SECONDS_FOR_THE_CAUSE)
+    except BaseException:
         watch.stop()
         _end(_started_by(trainer), 0)
         raise
@@ -70,13 +68,14 @@ def ended_together(trainer: pl.Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
+def told_once(rank: int, world_size: int) -> Iterator[None]:
     """An error of the block, told by one rank alone and with its number; what the machine refused in one line."""
     try:
         yield
     except Exception as error:
-        rank, world_size = _rank(), int(os.environ.get("WORLD_SIZE") or 1)
-        if rank:
+        if is_lost_peer(error):
+            time.sleep(_SECONDS_FOR_THE_CAUSE)
+        elif rank:
             time.sleep(_SECONDS_FOR_THE_FIRST)
         clear = explained(error, f"rank {rank}" if world_size > 1 else "the training")
         if clear is not error:
@@ -84,6 +83,11 @@ def told_once() -> Iterator[None]:
         if world_size > 1 and (rank or not isinstance(error, SlipwayError)):
             error.add_note(f"(rank {rank} of {world_size})")
         raise
+
+
+def started_as() -> tuple[int, int]:
+    """Rank and number of processes as the launcher gives them; before the trainer has started others, the first is alone."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
 class _Watch:
@@ -112,18 +116,15 @@ def _end_because_of(local_rank: int, failed: subprocess.Popen[bytes], processes:
         hint = ". Unless somebody did it, the system had no memory left: see its log (dmesg)" if code == -signal.SIGKILL else ""
     else:
         how, hint = f"ended with exit code {code}", ", for the reason above"
-    print(f"\nerror: rank {_rank() + local_rank} (process {failed.pid}) {how}{hint}. All others were ended.", file=sys.stderr, flush=True)
+    print(
+        f"\nerror: rank {started_as()[0] + local_rank} (process {failed.pid}) {how}{hint}. All others were ended.",
+        file=sys.stderr,
+        flush=True,
+    )
     for process in processes:
         process.kill()
     sys.stdout.flush()
     os._exit(1)
-
-
-def _rank() -> int:
-    """The number of this process among all, as far as it is known by now."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
 def leave_signals_alone(trainer: pl.Trainer) -> None:

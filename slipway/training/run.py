@@ -51,6 +51,7 @@ from slipway.training.processes import (
     ended_together,
     is_first_process,
     leave_signals_alone,
+    started_as,
     told_once,
     was_started_by_another,
 )
@@ -141,12 +142,8 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     """
     silence_chatter()
     explain_bus_errors()
-    with told_once():
-        _train(seed, params, paths)
-
-
-def _train(seed: int, params: TrainParams, paths: Paths) -> None:
-    job, network = _prepare(seed, params, paths)
+    with told_once(*started_as()):
+        job, network = _prepare(seed, params, paths)
     first = is_first_process()
     if was_started_by_another():
         end_with_parent()

@@ -39,8 +39,8 @@ def _marked(project: Path) -> list[int]:
 
 
 def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, str]:
-    """Exit code, seconds from the fault to the end of the last process, and all that was said."""
-    environment = {**_environment(), "FAIL": fault}
+    """Exit code, seconds from the fault to the end of the last process over those from the start to the fault, and all that was said."""
+    started_at, environment = time.monotonic(), {**_environment(), "FAIL": fault}
     with subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         said, failed_at = "", 0.0
@@ -52,7 +52,7 @@ def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, st
     assert failed_at, said
     while _marked(project):
         time.sleep(0.1)
-    return code, time.monotonic() - failed_at, said
+    return code, (time.monotonic() - failed_at) / (failed_at - started_at), said
 
 
 @pytest.fixture(name="project")
@@ -68,21 +68,27 @@ CAUSES = [
     ("1:segfault", r"error: rank 1 \(process \d+\) was ended by SIGSEGV\. All others were ended\.$"),
     ("1:exit", r"error: rank 1 \(process \d+\) ended with exit code 7, for the reason above\. All others were ended\.$"),
     ("0:kill", r"error: rank 0 \(process \d+\) is gone without a word, so it was killed\. All others end\.$"),
-    ("0:error", r"^ZeroDivisionError: a fault of its own\n\(rank 0 of 2\)$"),
-    ("1:error", r"^ZeroDivisionError: a fault of its own\n\(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1, for the reason above.*$"),
+    ("0:error", r"ZeroDivisionError: a fault of its own\n(\[rank0\]: )?\(rank 0 of 2\)$"),
+    (
+        "1:error",
+        r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1, for the reason above.*$",
+    ),
     ("0:memory", r"error: rank 0 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower train.max_batch_per_device .*$"),
     ("1:memory", r"error: rank 1 ran out of memory: CUDA out of memory.*\n\nerror: rank 1 .* exit code 1, for the reason above.*$"),
     ("0:host memory", r"error: rank 0 ran out of memory: .*$"),
-    ("1:disk", r"error: somewhere: No space left on device\. Free space there\. \(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1.*$"),
+    (
+        "1:disk",
+        r"error: somewhere: No space left on device\. Free space there, .*\. \(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1.*$",
+    ),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "told"), CAUSES)
 def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(project: Path, fault: str, told: str) -> None:
-    code, seconds, said = _fail(project, LIGHTNING, fault)
+    code, share, said = _fail(project, LIGHTNING, fault)
     assert code == (-9 if fault == "0:kill" else 1)
-    assert seconds < 10, said
+    assert share < 1, said  # to start takes some 8 seconds on a quiet machine
     assert re.search(told, said.strip(), re.MULTILINE | re.DOTALL), said
     assert said.count("Traceback") == (1 if fault.endswith("error") else 0), said
 
@@ -93,14 +99,14 @@ def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(proje
     [
         ("1:kill", r"Signal 9 \(SIGKILL\)"),
         ("0:kill", r"Signal 9 \(SIGKILL\)"),
-        ("1:error", r"ZeroDivisionError: a fault of its own\n\(rank 1 of 2\)"),
+        ("1:error", r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)"),
         ("1:memory", "error: rank 1 ran out of memory: "),
     ],
 )
 def test_torchrun_ends_all_and_its_report_names_the_rank(project: Path, fault: str, told: str) -> None:
-    code, seconds, said = _fail(project, TORCHRUN, fault)
+    code, share, said = _fail(project, TORCHRUN, fault)
     assert code == 1
-    assert seconds < 15, said
+    assert share < 1, said
     assert re.search(told, said), said
     root_cause = said[said.index("Root Cause") :]
     assert re.search(rf"rank\s+: {fault[0]} ", root_cause), said
@@ -156,12 +162,11 @@ def test_a_fault_of_ours_stays_what_it_is(error: Exception) -> None:
     assert not is_lost_peer(error)
 
 
-def test_an_error_of_a_single_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ZeroDivisionError) as raised, told_once():
-        raise ZeroDivisionError("ours")
-    assert not hasattr(raised.value, "__notes__")
+def test_an_error_has_the_number_of_its_rank_where_there_are_several() -> None:
+    for world_size, notes in ((1, []), (2, ["(rank 0 of 2)"])):
+        with pytest.raises(ZeroDivisionError) as raised, told_once(0, world_size):
+            raise ZeroDivisionError("ours")
+        assert getattr(raised.value, "__notes__", []) == notes
 
 
 TRUNCATED = """

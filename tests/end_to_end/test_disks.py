@@ -1,0 +1,101 @@
+"""Disks that refuse, for real: each stage runs in a copy of a finished project on a small file system of its own.
+
+A full or read-only one needs a mount namespace; without the right to make one these are skipped. A missing permission is
+tested without root's right to ignore it, a limit of file sizes anywhere.
+"""
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from slipway import files
+from tests.end_to_end.project import Project
+
+pytestmark = pytest.mark.slow
+STAGES = ["clean", "split", "precompute", "augment", "train", "evaluate", "export", "compile", "verify"]
+OWN = {  # what a stage may have replaced, file by file, before it met the fault
+    "clean": ("data/clean", "reports/clean", "reports/columns"),
+    "split": ("data/split", "reports/split"),
+    "precompute": ("data/packed",),
+    "augment": ("data/augmented", "reports/augment.png"),
+    "train": ("artifacts/checkpoint", "metrics/train.json", "reports/live"),
+    "evaluate": ("artifacts/predictions", "metrics/evaluate", "reports/evaluate", "reports/confusion"),
+    "export": ("artifacts/bundle",),
+    "compile": ("artifacts/engine",),
+    "verify": ("artifacts/certificate", "metrics/verify"),
+}
+SIZE_MIB = 96
+UNPRIVILEGED = "setpriv --inh-caps=-all --bounding-set=-dac_override,-dac_read_search,-fowner"
+MAKE_DISK = f"mount -t tmpfs -o size={SIZE_MIB}m none disk && cp -a project/. disk && cd disk"
+FILL = "dd if=/dev/zero of=filler bs=1M status=none 2>/dev/null; i=0; while echo x >pad$i; do i=$((i + 1)); done 2>/dev/null; "
+# What is done to the disk, and how a command is then run on it.
+FAULTS = {
+    "full": (FILL, ""),
+    "nearly full": (FILL + "truncate -s -40K filler", ""),
+    "read-only": ("mount -o remount,ro $PWD", ""),
+    "without permission": ("chmod -R a-w .", UNPRIVILEGED),
+    "with a limit of file sizes": ("ulimit -f 1", ""),
+}
+SAYS = {
+    "full": "No space left on device",
+    "nearly full": "No space left on device",
+    "read-only": "Read-only file system",
+    "without permission": "Permission denied",
+    "with a limit of file sizes": "File too large",
+}
+
+
+@cache
+def can_mount() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+def run_on(project: Project, folder: Path, prepare: str, command: str) -> tuple[int, float, str, dict[str, str]]:
+    """Exit code, seconds, stderr and the digests of all results, of `command` run on a prepared copy of the project."""
+    if not can_mount():
+        pytest.skip("no right to mount a file system here")
+    (folder / "disk").mkdir(parents=True)
+    (folder / "project").symlink_to(project.path)
+    results = "find data artifacts metrics reports -type f ! -path 'data/demo/*' -exec sha256sum {} +"
+    script = (
+        f"{MAKE_DISK} && source env.sh && export DVC_SITE_CACHE_DIR={folder}/dvc; {prepare}\n"
+        f"date +%s.%N >&3; {command} >/dev/null 2>../stderr; code=$?; date +%s.%N >&3; echo $code >&3; {results} >&3"
+    )
+    with (folder / "found").open("w") as found:
+        subprocess.run(
+            ["unshare", "-m", "bash", "-c", script.replace(">&3", f">>/proc/self/fd/{found.fileno()}")],
+            cwd=folder, env=project.environment(), pass_fds=[found.fileno()], timeout=300, check=True,
+        )  # fmt: skip
+    begin, end, code, *digests = (folder / "found").read_text().splitlines()
+    return int(code), float(end) - float(begin), (folder / "stderr").read_text(), {line[66:]: line[:64] for line in digests}
+
+
+def test_what_is_run_here_succeeds_on_a_disk_with_room(finished: Project, tmp_path: Path) -> None:
+    code, _, said, _ = run_on(finished, tmp_path / "run", "", "python -m stages.split")
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_disk_that_refuses_is_one_line_and_harms_nothing(finished: Project, tmp_path: Path, stage: str, fault: str) -> None:
+    prepare, runner = FAULTS[fault]
+    code, seconds, said, after = run_on(finished, tmp_path / "run", prepare, f"{runner} python -m stages.{stage}")
+    if fault == "nearly full" and code == 0:
+        return  # all that it writes fits into 40 KiB
+    assert code == 1, said
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
+    assert re.search(rf"/.*: {SAYS[fault]}\. [A-Z].*\.", lines[0]) or "needs" in lines[0], said
+    assert "Traceback" not in said, said
+    assert seconds < 120  # most of it imports, on a busy machine
+    before = {path: digest for path, digest in results(finished.path).items() if not path.startswith(OWN[stage])}
+    assert {path: after.get(path) for path in before} == before
+
+
+def results(root: Path) -> dict[str, str]:
+    found = [path for folder in ("data", "artifacts", "metrics", "reports") for path in (root / folder).rglob("*") if path.is_file()]
+    return {path.relative_to(root).as_posix(): files.sha256_file(path) for path in found if not path.is_relative_to(root / "data/demo")}
