@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+_TIMEOUT_S = 300.0  # on a machine that others use, too
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["stages.train", "tests.training.forked_runs", "safetensors.torch", "dvclive.lightning"])
 
@@ -18,8 +19,10 @@ def run_forked(project: Path, prepare: Callable[..., None] | None = None, *argum
     output = project / "output"
     process = _CONTEXT.Process(target=_train, args=(project, output, prepare, arguments))
     process.start()
-    process.join(120)
-    assert process.exitcode is not None, "it hangs"
+    process.join(_TIMEOUT_S)
+    if process.exitcode is None:
+        process.kill()
+        raise AssertionError(f"it hangs:\n{output.read_text()}")
     return process.exitcode, output.read_text()
 
 
@@ -69,6 +72,7 @@ def _train(project: Path, output: Path, prepare: Callable[..., None] | None, arg
     from stages.train import run
 
     os.chdir(project)
+    multiprocessing.set_start_method("fork", force=True)  # of the loader's processes, as in a trainer that a shell starts
     with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
         if prepare:
             prepare(*arguments)
