@@ -16,7 +16,9 @@ def optimizer_and_schedule(network: nn.Module, params: TrainParams, steps_per_ep
         {"params": [parameter for name, parameter in named if decays(name, parameter)], "weight_decay": params.weight_decay},
         {"params": [parameter for name, parameter in named if not decays(name, parameter)], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=params.learning_rate)
+    # What is offloaded is updated on the CPU, where torch's fused kernel takes a tenth of the time of its plain one.
+    fused = True if params.offload != "none" else None
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=params.learning_rate, fused=fused)
     warmup, total = round(params.warmup_epochs * steps_per_epoch), params.epochs * steps_per_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, warmup, total))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

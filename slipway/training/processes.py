@@ -13,13 +13,15 @@ from contextlib import contextmanager
 
 import pytorch_lightning as pl
 
-_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+from slipway.training.launchers import find_launch
+
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def is_first_process() -> bool:
-    """Whether this is rank 0, which is known before the trainer is: every launcher gives it zeros, or nothing."""
-    return all(int(os.environ.get(name) or 0) == 0 for name in _RANKS)
+    """Whether this is rank 0, which is known before the trainer is."""
+    launch = find_launch()
+    return launch.rank == 0 if launch else int(os.environ.get("LOCAL_RANK") or 0) == 0
 
 
 def was_started_by_another() -> bool:
