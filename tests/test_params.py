@@ -59,6 +59,14 @@ def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(task: s
     assert f"but data.task is {task!r}" in refusal
 
 
+@pytest.mark.parametrize(
+    ("offload", "strategy"),
+    [("optimizer", "deepspeed_stage_1"), ("optimizer", "deepspeed_stage_3"), ("optimizer_and_parameters", "deepspeed_stage_3")],
+)
+def test_a_strategy_that_can_offload_may(offload: str, strategy: str) -> None:
+    assert parse_params(content(train__offload=offload, train__strategy=strategy)).train.offload == offload
+
+
 def test_the_projects_own_params_are_valid() -> None:
     assert load_params(Path("params.yaml")) == parse_params(CONTENT)
 
@@ -88,6 +96,12 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
         ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_tensorrt']"),
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
+        ({"train__offload": "optimizer"}, "offload is 'optimizer', which needs strategy a deepspeed strategy, but strategy is 'auto'"),
+        (
+            {"train__offload": "optimizer_and_parameters", "train__strategy": "deepspeed_stage_2"},
+            "offload is 'optimizer_and_parameters', which needs strategy 'deepspeed_stage_3', but strategy is 'deepspeed_stage_2'",
+        ),
+        ({"train__offload": "all"}, "train.offload: found 'all'"),
         ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),

@@ -76,6 +76,12 @@ def test_a_difference_between_requested_and_actual_ends_the_run() -> None:
     check_actual(expected, expected)
 
 
+def test_offload_that_did_not_happen_ends_the_run() -> None:
+    expected = place(_params(strategy="deepspeed_stage_2", offload="optimizer", devices=2), NO_GPU).expected
+    with pytest.raises(TrainingError, match="offload: requested optimizer, actual none"):
+        check_actual(expected, expected.model_copy(update={"offload": "none"}))
+
+
 @pytest.mark.parametrize("method", ["setup_environment", "setup_distributed", "_init_deepspeed_distributed", "set_world_ranks"])
 def test_lightning_still_has_what_the_portable_strategy_overrides(method: str) -> None:
     assert callable(getattr(DeepSpeedStrategy, method))
