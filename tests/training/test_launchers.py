@@ -130,6 +130,12 @@ def test_two_runs_of_mpirun_on_one_machine_meet_at_different_ports() -> None:
     assert all(launch and launch.main_address == "127.0.0.1" for launch in launches)
 
 
+def test_torchrun_without_its_four_arguments_says_which_it_takes() -> None:
+    answer = subprocess.run(["launch/torchrun.sh", "2"], capture_output=True, text=True)
+    assert answer.returncode == 2
+    assert answer.stderr == "usage: launch/torchrun.sh NUM_NODES DEVICES NODE_RANK FIRST_NODE\n"
+
+
 RELAUNCHED = "from slipway.training.launchers import relaunch; relaunch('stages.train'); print('went on')"
 
 
