@@ -1,4 +1,4 @@
-"""Does DeepSpeed on two processes, in bf16 and in fp16, reach what DDP and one process reach?
+"""Does DeepSpeed on two processes, in bf16 and in fp16, with offload and without, reach what DDP and one process reach?
 
 `python -m bench.strategies`, after `dvc repro`, trains and evaluates the packed data of this checkout once for each
 strategy and seed, in folders of its own under tmp/, and prints and writes one table.
@@ -25,12 +25,14 @@ SCRATCH = ROOT / "tmp" / "bench" / "strategies"
 RESULT = Path("bench/results/strategies.md")
 SEEDS = (7, 1, 2)
 SETUPS = (
-    ("single", "32-true", 1),
-    ("ddp", "32-true", 2),
-    ("deepspeed_stage_1", "bf16-mixed", 2),
-    ("deepspeed_stage_2", "bf16-mixed", 2),
-    ("deepspeed_stage_2", "16-mixed", 2),
-    ("deepspeed_stage_3", "bf16-mixed", 2),
+    ("single", "32-true", "none", 1),
+    ("ddp", "32-true", "none", 2),
+    ("deepspeed_stage_1", "bf16-mixed", "none", 2),
+    ("deepspeed_stage_2", "bf16-mixed", "none", 2),
+    ("deepspeed_stage_2", "bf16-mixed", "optimizer", 2),
+    ("deepspeed_stage_2", "16-mixed", "none", 2),
+    ("deepspeed_stage_3", "bf16-mixed", "none", 2),
+    ("deepspeed_stage_3", "bf16-mixed", "optimizer_and_parameters", 2),
 )
 
 
@@ -40,6 +42,7 @@ class Runs:
 
     strategy: str
     precision: str
+    offload: str
     processes: int
     accuracies: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -49,20 +52,22 @@ class Runs:
         accuracies = ", ".join(f"{accuracy:.4f}" for accuracy in self.accuracies)
         median = f"{statistics.median(self.accuracies):.4f}"
         return (
-            f"| {self.strategy} | {self.precision} | {self.processes} | {median} | {accuracies} | {statistics.median(self.seconds):.0f} |"
+            f"| {self.strategy} | {self.precision} | {self.offload} | {self.processes} | {median} | {accuracies} "
+            f"| {statistics.median(self.seconds):.0f} |"
         )
 
 
 def prepare(runs: Runs, seed: int) -> Path:
     """A folder with this checkout's data, in which the stages run with changed params."""
-    folder = SCRATCH / f"{runs.strategy}-{runs.precision}-{seed}"
+    folder = SCRATCH / f"{runs.strategy}-{runs.precision}-{runs.offload}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "data").mkdir(parents=True)
     for name in ("packed", "augmented"):
         (folder / "data" / name).symlink_to(ROOT / "data" / name)
     params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["seed"] = seed
-    params["train"] |= {"strategy": runs.strategy, "precision": runs.precision, "devices": runs.processes, "accelerator": "cpu"}
+    params["train"] |= {"strategy": runs.strategy, "precision": runs.precision, "offload": runs.offload, "devices": runs.processes}
+    params["train"]["accelerator"] = "cpu"
     params["evaluate"]["gates"] = {}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     return folder
@@ -91,7 +96,10 @@ def main() -> None:
         for runs in everything:
             run(runs, seed)
             print(f"seed {seed}: {runs.line()}", flush=True)
-    lines = ["| Strategy | Precision | Processes | Test accuracy, median | of each seed | Training, s |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| Strategy | Precision | Offload | Processes | Test accuracy, median | of each seed | Training, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
     lines += [runs.line() for runs in everything]
     seeds = ", ".join(map(str, SEEDS))
     note = f"The params and the split of this checkout, training seeds {seeds}, {everything[0].num_rows} test rows, on the CPU over gloo."

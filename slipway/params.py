@@ -38,6 +38,7 @@ Operation = Literal[
     "mixup_alpha",
     "cutmix_alpha",
 ]
+Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
 Variant = Literal["fp32", "fp16", "int8", "int8_tensorrt"]
 
 
@@ -255,6 +256,7 @@ class TrainParams(_Section):
     strategy: Literal["auto", "single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"]
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
     accelerator: Literal["auto", "cpu", "gpu"]
+    offload: Offload  # what DeepSpeed keeps in the host's memory: nothing, or more room on the GPU for less speed
     devices: Literal["auto"] | Positive  # per node
     num_nodes: Positive
     num_workers: Annotated[int, Field(ge=0)]  # loader processes per device; 0 loads in the trainer itself
@@ -308,6 +310,14 @@ class TrainParams(_Section):
             raise ValueError(f"freeze_epochs is {self.freeze_epochs}, expected at most epochs {self.epochs}")
         if self.unfreeze_epochs and not self.freeze_epochs:
             raise ValueError(f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: nothing is frozen")
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_can_offload(self) -> Self:
+        needed = {"none": "", "optimizer": "deepspeed_stage_", "optimizer_and_parameters": "deepspeed_stage_3"}[self.offload]
+        if not self.strategy.startswith(needed):
+            expected = "'deepspeed_stage_3'" if needed.endswith("3") else "a deepspeed strategy"
+            raise ValueError(f"offload is {self.offload!r}, which needs strategy {expected}, but strategy is {self.strategy!r}")
         return self
 
     @model_validator(mode="after")

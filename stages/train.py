@@ -4,6 +4,7 @@ from pathlib import Path
 
 from slipway.command import run_stage
 from slipway.params import Params
+from slipway.training.launchers import relaunch
 from slipway.training.run import Paths, train
 
 PATHS = Paths(
@@ -19,7 +20,8 @@ PATHS = Paths(
 
 
 def run(params: Params) -> None:
-    """Train as `params.train` asks."""
+    """Train as `params.train` asks, in as many processes as it asks for."""
+    relaunch("stages.train")
     train(params.seed, params.train, PATHS)
 
 

@@ -2,13 +2,15 @@
 
 from slipway.training.networks import ModelCard, NetworkSpec, TrainingSetup
 
-SETUP = TrainingSetup(strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, parameter_dtype="float32")
+SETUP = TrainingSetup(
+    strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, offload="none", parameter_dtype="float32"
+)
 
 
 def model_card(network: NetworkSpec) -> ModelCard:
     """A card for `network`; `save_checkpoint` puts the digest of the weights in."""
     return ModelCard(
-        format_version=2,
+        format_version=3,
         network=network,
         num_parameters=1,
         weights_sha256="",

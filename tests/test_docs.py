@@ -156,6 +156,19 @@ def test_an_unnamed_rule_would_be_seen() -> None:
     assert unnamed_rules("`blurred`, too_dark", ["blurred", "too_dark"]) == {"too_dark"}
 
 
+def unnamed_scripts(page: str) -> set[str]:
+    """Files of launch/ that a page does not name."""
+    return {path.name for path in (ROOT / "launch").iterdir() if f"launch/{path.name}" not in page}
+
+
+def test_the_page_about_scaling_names_every_file_of_launch() -> None:
+    assert unnamed_scripts((ROOT / "docs/scaling.md").read_text()) == set()
+
+
+def test_an_unnamed_script_would_be_seen() -> None:
+    assert unnamed_scripts((ROOT / "docs/scaling.md").read_text().replace("launch/mpirun.sh", "a script")) == {"mpirun.sh"}
+
+
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)

@@ -60,6 +60,14 @@ def test_what_the_task_cannot_do_is_refused_when_it_is_asked_for_by_name(task: s
     assert f"but data.task is {task!r}" in refusal
 
 
+@pytest.mark.parametrize(
+    ("offload", "strategy"),
+    [("optimizer", "deepspeed_stage_1"), ("optimizer", "deepspeed_stage_3"), ("optimizer_and_parameters", "deepspeed_stage_3")],
+)
+def test_a_strategy_that_can_offload_may(offload: str, strategy: str) -> None:
+    assert parse_params(content(train__offload=offload, train__strategy=strategy)).train.offload == offload
+
+
 def test_the_projects_own_params_are_valid() -> None:
     assert load_params(Path("params.yaml")) == parse_params(CONTENT)
 
@@ -91,6 +99,12 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
         ({"audit__folds": 1}, "folds is 1, expected 0 for no audit, or at least 2"),
         ({"audit__folds": 5, "audit__epochs": 2}, "train.warmup_epochs is 2.0, expected less than audit.epochs 2"),
+        ({"train__offload": "optimizer"}, "offload is 'optimizer', which needs strategy a deepspeed strategy, but strategy is 'auto'"),
+        (
+            {"train__offload": "optimizer_and_parameters", "train__strategy": "deepspeed_stage_2"},
+            "offload is 'optimizer_and_parameters', which needs strategy 'deepspeed_stage_3', but strategy is 'deepspeed_stage_2'",
+        ),
+        ({"train__offload": "all"}, "train.offload: found 'all'"),
         ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),

@@ -29,7 +29,7 @@ from slipway.network_arguments import SmallResnetArguments, TabmArguments, argum
 from slipway.training.small_resnet import SmallResnet
 from slipway.training.tabm_network import RowEncoding, Tabm
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _TIMM = "timm/"
 _FIX = "Run `dvc repro train`."
 Arguments = TypeVar("Arguments", bound=BaseModel)
@@ -61,13 +61,14 @@ class TrainingSetup(Contract):
     accelerator: str  # "cpu", "gpu"
     world_size: int | Literal["auto"]  # processes over all nodes
     zero_stage: int | None  # null where it is not asked for, or without DeepSpeed
+    offload: str  # "none", "optimizer", "optimizer_and_parameters": what lies in the host's memory and not in the GPUs'
     parameter_dtype: str | None  # of the parameters in forward and backward; null where it is not asked for
 
 
 class ModelCard(Contract):
     """The content of `model.json`; equal runs write equal text."""
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     network: NetworkSpec
     num_parameters: int
     weights_sha256: str

@@ -63,9 +63,11 @@ def _share_of_part(share: Share, index: int, num_parts: int, params: TrainParams
 
 
 def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim.Optimizer:
+    # What is offloaded is updated on the CPU, where torch's fused kernel takes a tenth of the time of its plain one.
+    fused = True if params.offload != "none" else None
     if params.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=params.learning_rate)
-    return torch.optim.SGD(groups, lr=params.learning_rate, momentum=params.momentum or 0.0, nesterov=params.nesterov)
+        return torch.optim.AdamW(groups, lr=params.learning_rate, fused=fused)
+    return torch.optim.SGD(groups, lr=params.learning_rate, momentum=params.momentum or 0.0, nesterov=params.nesterov, fused=fused)
 
 
 def _rise(step: int, num_steps: int) -> float:

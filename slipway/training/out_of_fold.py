@@ -100,7 +100,7 @@ def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table
 
     ParamsError, UnavailableError as for a training; DataError where the rows have no such folds, SchemaError where others are packed.
     """
-    params = train.model_copy(update={"epochs": audit.epochs, "strategy": "single", "devices": 1, "num_nodes": 1})
+    params = train.model_copy(update={"epochs": audit.epochs, "strategy": "single", "offload": "none", "devices": 1, "num_nodes": 1})
     placement = place(params, _one_process())
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
@@ -119,8 +119,9 @@ def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table
 
 def _one_process() -> Machine:
     machine = this_machine()
-    if machine.num_started and machine.num_started > 1:
-        raise UnavailableError(f"an audit is one process, but torchrun started {machine.num_started}. Run `dvc repro audit` without it.")
+    if machine.launch and machine.launch.world_size > 1:
+        started = f"{machine.launch.launcher} started {machine.launch.world_size}"
+        raise UnavailableError(f"an audit is one process, but {started}. Run `dvc repro audit` without it.")
     return machine
 
 

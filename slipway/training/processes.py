@@ -19,9 +19,9 @@ from pytorch_lightning.strategies.launchers import subprocess_script
 
 from slipway.errors import SlipwayError
 from slipway.training.faults import explained, is_lost_peer
+from slipway.training.launchers import find_launch
 from slipway.training.stopping import SIGNALS, Stopped
 
-_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_THE_FIRST = 1.5  # in which rank 0 tells what all ranks found at once, like a loss that is not finite
 _SECONDS_FOR_THE_CAUSE = 5.0  # in which what knows the cause ends this process
@@ -30,8 +30,9 @@ _NO_FAULT = {None, 0, *(128 + number for number in SIGNALS)}  # of a rank: it ru
 
 
 def is_first_process() -> bool:
-    """Whether this is rank 0, which is known before the trainer is: every launcher gives it zeros, or nothing."""
-    return all(int(os.environ.get(name) or 0) == 0 for name in _RANKS)
+    """Whether this is rank 0, which is known before the trainer is."""
+    launch = find_launch()
+    return launch.rank == 0 if launch else int(os.environ.get("LOCAL_RANK") or 0) == 0
 
 
 def was_started_by_another() -> bool:

@@ -308,7 +308,7 @@ def _finish(job: _Job) -> None:
     weights = consolidated_weights(job.saves.state(Position(save.kept_epoch, 0)))
     metrics = save.history[save.kept_epoch - 1]
     card = ModelCard(
-        format_version=2,
+        format_version=3,
         network=job.spec,
         num_parameters=_num_parameters(_network_with(job.spec, weights)),
         weights_sha256="",  # known when they are written

@@ -17,7 +17,8 @@ from pytorch_lightning.plugins.precision import DeepSpeedPrecision, Precision
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 
 from slipway.errors import ParamsError, TrainingError, UnavailableError
-from slipway.params import TrainParams
+from slipway.params import Offload, TrainParams
+from slipway.training.launchers import Launch, cluster_environment, find_launch
 from slipway.training.networks import TrainingSetup
 
 PrecisionName = Literal["16-mixed", "bf16-mixed", "32-true"]
@@ -30,7 +31,7 @@ class Machine:
 
     num_gpus: int
     has_bfloat16: bool  # the GPUs compute in it, or there are none and the CPU does
-    num_started: int | None  # processes per node that torchrun started; None without it
+    launch: Launch | None  # None where Lightning starts the processes
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Placement:
     accelerator: str
     devices: int  # processes per node
     num_nodes: int
+    offload: Offload
+    launch: Launch | None
     reasons: tuple[str, ...]  # why "auto" became what it became
 
     @property
@@ -70,6 +73,7 @@ class Placement:
             accelerator=self.accelerator,
             world_size=self.world_size,
             zero_stage=self.zero_stage,
+            offload=self.offload,
             parameter_dtype=_DTYPES[self.precision] if self.zero_stage else "float32",
         )
 
@@ -77,11 +81,10 @@ class Placement:
 def this_machine() -> Machine:
     """What this process finds."""
     num_gpus = torch.cuda.device_count()
-    started = os.environ.get("LOCAL_WORLD_SIZE")
     return Machine(
         num_gpus=num_gpus,
         has_bfloat16=num_gpus == 0 or torch.cuda.is_bf16_supported(including_emulation=False),
-        num_started=int(started) if started else None,
+        launch=find_launch(),
     )
 
 
@@ -94,6 +97,7 @@ def requested_setup(params: TrainParams) -> TrainingSetup:
         accelerator=params.accelerator,
         world_size="auto" if devices == "auto" else devices * params.num_nodes,
         zero_stage=None,
+        offload=params.offload,
         parameter_dtype=None,
     )
 
@@ -101,11 +105,23 @@ def requested_setup(params: TrainParams) -> TrainingSetup:
 def place(params: TrainParams, machine: Machine) -> Placement:
     """Decide where "auto" leaves it open. UnavailableError or ParamsError where what is asked for cannot be had."""
     reasons: list[str] = []
+    _check_num_nodes(params.num_nodes, machine.launch)
     accelerator = _accelerator(params, machine, reasons)
     devices = _devices(params, machine, accelerator, reasons)
     strategy = _strategy(params, accelerator, devices, reasons)
     precision = _precision(params, machine, accelerator, strategy, reasons)
-    return Placement(strategy, precision, accelerator, devices, params.num_nodes, tuple(reasons))
+    return Placement(strategy, precision, accelerator, devices, params.num_nodes, params.offload, machine.launch, tuple(reasons))
+
+
+def _check_num_nodes(num_nodes: int, launch: Launch | None) -> None:
+    if launch is None and num_nodes > 1:
+        raise ParamsError(
+            f"train.num_nodes is {num_nodes}, but this process was started alone, on one node. "
+            "Start it with Slurm, torchrun, mpirun or the DeepSpeed launcher: docs/scaling.md. Or set it to 1."
+        )
+    if launch and launch.num_nodes != num_nodes:
+        nodes = f"{launch.num_nodes} node{'s' * (launch.num_nodes > 1)}"
+        raise ParamsError(f"train.num_nodes is {num_nodes}, but {launch.launcher} started processes on {nodes}. Make them equal.")
 
 
 def _accelerator(params: TrainParams, machine: Machine, reasons: list[str]) -> str:
@@ -119,16 +135,17 @@ def _accelerator(params: TrainParams, machine: Machine, reasons: list[str]) -> s
 
 
 def _devices(params: TrainParams, machine: Machine, accelerator: str, reasons: list[str]) -> int:
-    asked, started = params.devices, machine.num_started
-    if started and asked not in ("auto", started):
+    asked, launch = params.devices, machine.launch
+    if launch and asked not in ("auto", launch.num_local):
+        processes = f"{launch.num_local} process{'es' * (launch.num_local > 1)}"
         raise ParamsError(
-            f"train.devices is {asked}, but torchrun started {started} processes on this node. Make them equal, or use 'auto'."
+            f"train.devices is {asked}, but {launch.launcher} started {processes} on this node. Make them equal, or use 'auto'."
         )
     if asked == "auto":
         single = params.strategy == "single"
         available = machine.num_gpus if accelerator == "gpu" and not single else 1
-        devices = started or available
-        reasons.append(f"devices {devices}: {_why_devices(started, accelerator, single)}")
+        devices = launch.num_local if launch else available
+        reasons.append(f"devices {devices}: {_why_devices(launch, accelerator, single)}")
     else:
         devices = asked
     if accelerator == "gpu" and devices > machine.num_gpus:
@@ -136,9 +153,9 @@ def _devices(params: TrainParams, machine: Machine, accelerator: str, reasons: l
     return devices
 
 
-def _why_devices(started: int | None, accelerator: str, single: bool) -> str:
-    if started:
-        return "that many processes were started by torchrun"
+def _why_devices(launch: Launch | None, accelerator: str, single: bool) -> str:
+    if launch:
+        return f"{launch.launcher} started that many processes on this node"
     if single:
         return "strategy 'single' is one process"
     return "every GPU" if accelerator == "gpu" else "one process uses every core"
@@ -223,6 +240,7 @@ def trainer_arguments(placement: Placement, per_device_batch: int, *, freezes: b
         "accelerator": placement.accelerator,
         "devices": placement.devices,
         "num_nodes": placement.num_nodes,
+        "plugins": [cluster_environment(placement.launch)],
     }
     if placement.zero_stage is None:
         # Without `broadcast_buffers` every rank has running statistics of its own, to be averaged after the epoch;
@@ -231,8 +249,16 @@ def trainer_arguments(placement: Placement, per_device_batch: int, *, freezes: b
         return {**arguments, "strategy": strategy, "precision": placement.precision}
     if placement.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is imported, which the strategy does
-    strategy = PortableDeepSpeedStrategy(stage=placement.zero_stage, logging_batch_size_per_gpu=per_device_batch)
-    return {**arguments, "strategy": strategy, "plugins": [_BatchesAsTheyAre(placement.precision)]}
+    strategy = PortableDeepSpeedStrategy(
+        stage=placement.zero_stage,
+        logging_batch_size_per_gpu=per_device_batch,
+        offload_optimizer=placement.offload != "none",
+        offload_parameters=placement.offload == "optimizer_and_parameters",
+        pin_memory=placement.accelerator == "gpu",  # twice as fast to copy from, and never swapped out
+    )
+    # DeepSpeed would insist on an Adam of its own, which it compiles at the first start; torch's fused one needs no compiler.
+    strategy.config = {**(strategy.config or {}), "zero_force_ds_cpu_optimizer": False}
+    return {**arguments, "strategy": strategy, "plugins": [*arguments["plugins"], _BatchesAsTheyAre(placement.precision)]}
 
 
 def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
@@ -246,6 +272,7 @@ def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
         accelerator="gpu" if strategy.root_device.type == "cuda" else strategy.root_device.type,
         world_size=trainer.world_size,
         zero_stage=stage,
+        offload=_actual_offload(strategy),
         parameter_dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
     )
 
@@ -264,6 +291,21 @@ def _name(strategy: Strategy, stage: int | None) -> str:
     if isinstance(strategy, DDPStrategy):
         return "ddp"
     return "single" if isinstance(strategy, SingleDeviceStrategy) else type(strategy).__name__
+
+
+def _actual_offload(strategy: Strategy) -> str:
+    """From the optimizer that ZeRO made, and from where its float32 masters lie."""
+    if not isinstance(strategy, DeepSpeedStrategy):
+        return "none"
+    zero = strategy.deepspeed_engine.optimizer
+    if strategy.zero_stage_3:
+        optimizer, parameters, masters = zero.offload_optimizer, zero.offload_param, zero.fp32_partitioned_groups_flat
+    else:
+        optimizer, parameters, masters = zero.cpu_offload, False, zero.single_partition_of_fp32_groups
+    if optimizer and any(master.device.type != "cpu" for master in masters):
+        return f"none: the optimizer's masters are on {masters[0].device}"
+    names = {(False, False): "none", (True, False): "optimizer", (True, True): "optimizer_and_parameters"}
+    return names.get((optimizer, parameters), "parameters")
 
 
 def _actual_precision(strategy: Strategy) -> str:

@@ -12,6 +12,8 @@ from tests.training.conftest import ROOT
 
 TRAIN = [sys.executable, "-u", "-m", "stages.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stages.train"]
+DEEPSPEED = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus=2", "--no_local_rank", "--module", "stages.train"]
+AS_ROOT = ["env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]  # without which Open MPI refuses
 
 
 def _environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ PIPELINE = "stages:\n  train:\n    cmd: python -m stages.train\n    deps:\n     
 
 def _take(project: Path, **train: Any) -> Fingerprint:
     params = load_params(project / "params.yaml").train.model_copy(update=train)
-    placement = place(params, Machine(num_gpus=0, has_bfloat16=True, num_started=None))
+    placement = place(params, Machine(num_gpus=0, has_bfloat16=True, launch=None))
     return take_fingerprint(7, params, placement, project / "data/packed", project / "data/augmented", project)
 
 
@@ -32,7 +32,7 @@ def test_another_kind_of_device_is_another_training(project: Path) -> None:
     )
     digests = set()
     for num_gpus in (0, 1):
-        placement = place(params, Machine(num_gpus=num_gpus, has_bfloat16=True, num_started=None))
+        placement = place(params, Machine(num_gpus=num_gpus, has_bfloat16=True, launch=None))
         digests.add(take_fingerprint(7, params, placement, project / "data/packed", project / "data/augmented", project).digest)
     assert len(digests) == 2
 

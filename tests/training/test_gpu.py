@@ -36,6 +36,29 @@ def test_float16_reaches_what_float32_reaches_under_every_strategy(tmp_path: Pat
     assert {value.dtype for value in load_network(project / "artifacts/checkpoint").parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("precision", ["16-mixed", "32-true"])
+@pytest.mark.parametrize(
+    ("strategy", "offload"),
+    [
+        ("deepspeed_stage_1", "optimizer"),
+        ("deepspeed_stage_2", "optimizer"),
+        ("deepspeed_stage_3", "optimizer"),
+        ("deepspeed_stage_3", "optimizer_and_parameters"),
+    ],
+)
+def test_what_is_offloaded_trains_and_resumes_to_the_same_weights(tmp_path: Path, strategy: str, offload: str, precision: str) -> None:
+    settings = {"strategy": strategy, "offload": offload, "precision": precision, "epochs": 8, **ON_GPU}
+    whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)
+    done = run_training(whole)
+    assert done.returncode == 0, done.stderr
+    actual = read_model_card(whole / "artifacts/checkpoint").actual
+    assert (actual.strategy, actual.offload, actual.accelerator) == (strategy, offload, "gpu")
+    assert validation_accuracy(whole) > 0.9
+    kill_after(killed, "epoch 4/8")
+    assert "resumed   after epoch" in run_training(killed).stdout
+    assert weights_digest(killed) == weights_digest(whole)
+
+
 def test_auto_is_zero_2_in_float16_on_every_gpu(tmp_path: Path) -> None:
     num_gpus = torch.cuda.device_count()
     auto = {"accelerator": "auto", "strategy": "auto", "precision": "auto", "devices": "auto"}

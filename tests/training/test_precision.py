@@ -58,11 +58,11 @@ def test_what_is_saved_stays_float32() -> None:
 @pytest.mark.parametrize(("precision", "allowed"), [("32-true", False), ("16-mixed", True)])
 def test_float32_is_not_tensor_float_32(monkeypatch: pytest.MonkeyPatch, precision: PrecisionName, allowed: bool) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    prepare_process(Placement("single", precision, "gpu", 1, 1, ()), build_network(spec()))
+    prepare_process(Placement("single", precision, "gpu", 1, 1, "none", None, ()), build_network(spec()))
     assert torch.backends.cudnn.allow_tf32 is allowed
 
 
 def test_ddp_leaves_running_statistics_to_each_rank_until_they_are_averaged() -> None:
-    strategy = trainer_arguments(Placement("ddp", "32-true", "cpu", 2, 1, ()), 16)["strategy"]
+    strategy = trainer_arguments(Placement("ddp", "32-true", "cpu", 2, 1, "none", None, ()), 16)["strategy"]
     assert isinstance(strategy, DDPStrategy)
     assert strategy._ddp_kwargs == {"broadcast_buffers": False}

@@ -9,6 +9,16 @@ import pytest
 
 from slipway.training.processes import ended_together, is_first_process, was_started_by_another
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_STEP_NODELIST": "node1",
+    "SLURM_LOCALID": "0",
+}
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
@@ -82,18 +92,18 @@ def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
     ("environment", "first", "started"),
     [
         ({}, True, False),
-        ({"RANK": "0", "LOCAL_RANK": "0"}, True, False),
+        ({"LOCAL_RANK": "0"}, True, False),
         ({"LOCAL_RANK": "1"}, False, True),
-        ({"RANK": "4", "LOCAL_RANK": "0", "GROUP_RANK": "1"}, False, False),
-        ({"NODE_RANK": "1"}, False, False),
-        ({"SLURM_PROCID": "3"}, False, False),
+        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": "0"}, False, False),
+        (TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"}, True, False),
+        (SLURM | {"SLURM_PROCID": "3"}, False, False),
+        (SLURM | {"SLURM_PROCID": "0"}, True, False),
     ],
 )
 def test_every_launcher_names_one_first_process(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], first: bool, started: bool
 ) -> None:
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (is_first_process(), was_started_by_another()) == (first, started)

@@ -16,7 +16,17 @@ from slipway.training.networks import load_network, read_model_card
 from slipway.training.run import without_effect
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
-from tests.training.real_runs import TORCHRUN, TRAIN, kill_after, run_training, start_training, validation_accuracy, weights_digest
+from tests.training.real_runs import (
+    AS_ROOT,
+    DEEPSPEED,
+    TORCHRUN,
+    TRAIN,
+    kill_after,
+    run_training,
+    start_training,
+    validation_accuracy,
+    weights_digest,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -115,27 +125,69 @@ def test_a_fault_of_the_user_is_one_message(tmp_path: Path, train: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision", "command"),
+    ("strategy", "precision", "offload", "command"),
     [
-        ("ddp", "32-true", TRAIN),
-        ("deepspeed_stage_2", "bf16-mixed", TRAIN),
-        ("deepspeed_stage_2", "16-mixed", TORCHRUN),
-        ("deepspeed_stage_3", "16-mixed", TRAIN),
+        ("ddp", "32-true", "none", TRAIN),
+        ("deepspeed_stage_1", "16-mixed", "optimizer", TRAIN),
+        ("deepspeed_stage_2", "bf16-mixed", "none", TRAIN),
+        ("deepspeed_stage_2", "bf16-mixed", "optimizer", DEEPSPEED),
+        ("deepspeed_stage_2", "16-mixed", "none", TORCHRUN),
+        ("deepspeed_stage_3", "16-mixed", "none", TRAIN),
+        ("deepspeed_stage_3", "bf16-mixed", "optimizer", TRAIN),
+        ("deepspeed_stage_3", "16-mixed", "optimizer_and_parameters", TRAIN),
     ],
 )
-def test_two_processes_reach_what_one_reaches(tmp_path: Path, strategy: str, precision: str, command: list[str]) -> None:
-    project = write_project(tmp_path, devices=2, strategy=strategy, precision=precision)
+def test_two_processes_reach_what_one_reaches(tmp_path: Path, strategy: str, precision: str, offload: str, command: list[str]) -> None:
+    project = write_project(tmp_path, devices=2, strategy=strategy, precision=precision, offload=offload)
     done = run_training(project, command)
     assert done.returncode == 0, done.stderr
     actual = read_model_card(project / "artifacts/checkpoint").actual
-    assert (actual.strategy, actual.precision, actual.world_size) == (strategy, precision, 2)
+    assert (actual.strategy, actual.precision, actual.offload, actual.world_size) == (strategy, precision, offload, 2)
     assert validation_accuracy(project) > 0.9
     network = load_network(project / "artifacts/checkpoint")
     assert {value.dtype.is_floating_point and value.dtype.itemsize for value in network.parameters()} == {4}
 
 
-def test_a_killed_deepspeed_training_of_two_resumes_exactly(tmp_path: Path) -> None:
-    settings = {"devices": 2, "strategy": "deepspeed_stage_2", "precision": "bf16-mixed"}
+def test_mpirun_starts_two_processes_on_one_node(tmp_path: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed")
+    whole, launched = (write_project(tmp_path / name, devices=2, epochs=2) for name in ("whole", "launched"))
+    assert run_training(whole).returncode == 0
+    done = run_training(launched, [*AS_ROOT, "mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", *TRAIN])
+    assert done.returncode == 0, done.stderr
+    assert weights_digest(launched) == weights_digest(whole)
+
+
+def test_offload_that_the_engine_was_not_told_of_is_noticed(tmp_path: Path) -> None:
+    project = write_project(tmp_path, strategy="deepspeed_stage_2", precision="bf16-mixed", offload="optimizer")
+    code = "import runpy, slipway.training.run as run; take = run.trainer_arguments; from dataclasses import replace; "
+    forget = "run.trainer_arguments = lambda placement, batch: take(replace(placement, offload='none'), batch); "
+    ended = run_training(project, [sys.executable, "-c", code + forget + "runpy.run_module('stages.train', run_name='__main__')"])
+    assert ended.returncode == 1
+    assert "offload: requested optimizer, actual none" in ended.stderr
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"])
+def test_accumulated_gradients_make_the_same_steps(tmp_path: Path, strategy: str) -> None:
+    exact = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "group"}
+    losses = []
+    for max_batch in (16, 4):  # 32 rows in a step of two processes: at once, and in four parts
+        settings = {"strategy": strategy, "precision": "32-true", "devices": 2, "epochs": 2, "max_batch_per_device": max_batch}
+        project = write_project(tmp_path / str(max_batch), network_arguments=exact, **settings)
+        done = run_training(project)
+        assert done.returncode == 0, done.stderr
+        assert f"x 2 processes x {16 // max_batch} accumulated; 4 steps per epoch" in done.stdout
+        metrics = json.loads((project / "metrics/train.json").read_text())
+        losses.append([metrics["train_loss"], metrics["val_loss"]])
+    assert np.allclose(losses[0], losses[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload"),
+    [("deepspeed_stage_2", "none"), ("deepspeed_stage_2", "optimizer"), ("deepspeed_stage_3", "optimizer_and_parameters")],
+)
+def test_a_killed_deepspeed_training_of_two_resumes_exactly(tmp_path: Path, strategy: str, offload: str) -> None:
+    settings = {"devices": 2, "strategy": strategy, "precision": "bf16-mixed", "offload": offload}
     whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)
     assert run_training(whole).returncode == 0
     kill_after(killed, "epoch 3/4")

@@ -1,0 +1,97 @@
+"""Slurm's own daemons on the two simulated nodes: a controller on the first, a slurmd on each, as Debian packages them."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.training.two_nodes import TwoNodes, environment, skip_without
+
+START_TIMEOUT_S = 60.0
+CONFIGURATION = """
+ClusterName=two
+SlurmctldHost=node1
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+NodeName=node[1-2] CPUs={cores}
+PartitionName=all Nodes=ALL Default=YES MaxTime=60
+"""
+DAEMONS = ("munged", "slurmctld", "slurmd")
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running cluster."""
+
+    nodes: TwoNodes
+    configuration: Path
+
+    def ask(self, *command: str, folder: Path = Path()) -> str:
+        """What one of Slurm's commands answers on the first node."""
+        done = self.nodes.run("node1", [*command], folder, **self.variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def state(self, job: str) -> str:
+        """Such as PENDING, RUNNING, COMPLETED."""
+        answer = self.ask("scontrol", "--oneliner", "show", "job", job)
+        return next(word for word in answer.split() if word.startswith("JobState=")).removeprefix("JobState=")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"SLURM_CONF": str(self.configuration)}
+
+
+@contextlib.contextmanager
+def slurm(nodes: TwoNodes) -> Iterator[Slurm]:
+    """Start the daemons and end them; skips where they are not installed."""
+    skip_without("srun", *DAEMONS)
+    folder = nodes.folder / "slurm"
+    for name in ("state", "node1", "node2"):
+        (folder / name).mkdir(parents=True)
+    configuration = folder / "slurm.conf"
+    configuration.write_text(CONFIGURATION.format(folder=folder, cores=len(os.sched_getaffinity(0)) // 2))
+    (folder / "key").write_bytes(os.urandom(128))
+    (folder / "key").chmod(0o400)
+    cluster = Slurm(nodes, configuration)
+    files = {"socket": "munge.socket", "key-file": "key", "log-file": "munge.log", "pid-file": "munge.pid", "seed-file": "munge.seed"}
+    munged = ["/usr/sbin/munged", "--foreground", "--force", *(f"--{option}={folder / name}" for option, name in files.items())]
+    with contextlib.ExitStack() as stack:
+        daemons = {"munged": munged, "slurmctld": ["/usr/sbin/slurmctld", "-D", "-c"]}
+        for name, command in daemons.items():
+            (folder / name).mkdir()
+            stack.enter_context(nodes.started("node1", command, folder / name, **cluster.variables))
+        for node in ("node1", "node2"):
+            stack.enter_context(nodes.started(node, ["/usr/sbin/slurmd", "-D", "-N", node], folder / node, **cluster.variables))
+        wait_until(lambda: _idle_nodes(cluster) == 2, "two idle nodes", START_TIMEOUT_S)
+        yield cluster
+
+
+def wait_until(happened: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Look every half second; fails after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, f"no {what} after {timeout_s} s"
+        time.sleep(0.5)
+
+
+def _idle_nodes(cluster: Slurm) -> int:
+    command = cluster.nodes.command("node1", ["sinfo", "--noheader", "--states=idle", "--format=%D"])
+    answer = subprocess.run(command, env=environment(**cluster.variables), capture_output=True, text=True).stdout.strip()
+    return int(answer or 0)

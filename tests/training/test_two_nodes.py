@@ -1,0 +1,105 @@
+"""The scripts of launch/ on two nodes, as a user starts them: the weights are those of two processes on one node, bit for bit."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway import files
+from slipway.training.networks import read_model_card
+from tests.training.conftest import ROOT, write_project
+from tests.training.real_runs import run_training, weights_digest
+from tests.training.slurm_cluster import slurm, wait_until
+from tests.training.two_nodes import TwoNodes, skip_without, two_nodes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+HOSTS = "node1 slots=1\nnode2 slots=1\n"
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # without which Open MPI refuses
+DDP = {"strategy": "ddp", "precision": "32-true"}
+ZERO = {"strategy": "deepspeed_stage_2", "precision": "bf16-mixed", "offload": "optimizer"}
+PIPELINE = "stages: {train: {cmd: python -m stages.train, deps: [data], params: [train], outs: [artifacts/checkpoint]}}\n"
+
+
+@pytest.fixture(name="nodes", scope="module")
+def _nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    with two_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
+
+
+@pytest.fixture(name="one_node", scope="module")
+def _one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of the weights of two processes on one node, by strategy."""
+    return {settings["strategy"]: _trained_on_one_node(tmp_path_factory.mktemp("one"), **settings) for settings in (DDP, ZERO)}
+
+
+def _trained_on_one_node(root: Path, **train: Any) -> str:
+    project = write_project(root, devices=2, num_nodes=1, **{"epochs": 3, **train})
+    done = run_training(project)
+    assert done.returncode == 0, done.stderr
+    return weights_digest(project)
+
+
+def _shared_project(root: Path, **train: Any) -> Path:
+    """A project whose pipeline is the train stage alone, with the launchers' scripts and this checkout's code."""
+    write_project(root, num_nodes=2, devices=1, **{"epochs": 3, **train})
+    shutil.copytree(ROOT / "launch", root / "launch")
+    shutil.copy(ROOT / "env.sh", root)
+    for name in ("slipway", "stages", "transforms"):
+        (root / name).symlink_to(ROOT / name)
+    (root / ".venv").symlink_to(sys.prefix)
+    (root / ".dvc").mkdir()
+    files.write_text(root / ".dvc/config", "[core]\n    no_scm = true\n")
+    files.write_text(root / "dvc.yaml", PIPELINE)
+    files.write_text(root / "launch/hostfile", HOSTS)
+    return root
+
+
+def _trained_on_two_nodes(project: Path) -> str:
+    assert read_model_card(project / "artifacts/checkpoint").actual.world_size == 2
+    assert (project / "dvc.lock").is_file()
+    return weights_digest(project)
+
+
+def test_torchrun(nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path) -> None:
+    project = _shared_project(tmp_path, **DDP)
+    with nodes.started("node2", ["launch/torchrun.sh", "2", "1", "1", "node1"], project) as second:
+        done = nodes.run("node1", ["launch/torchrun.sh", "2", "1", "0", "node1"], project)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert second.wait(60) == 0
+    assert _trained_on_two_nodes(project) == one_node["ddp"]
+
+
+@pytest.mark.parametrize(
+    ("script", "tools", "settings"), [("mpirun.sh", ("mpirun",), DDP), ("deepspeed.sh", ("pdsh",), DDP), ("deepspeed.sh", ("pdsh",), ZERO)]
+)
+def test_launchers_that_reach_the_nodes_by_ssh(
+    nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path, script: str, tools: tuple[str, ...], settings: dict[str, str]
+) -> None:
+    skip_without("ssh", "sshd", *tools)
+    project = _shared_project(tmp_path, **settings)
+    with nodes.reachable_by_ssh() as ssh:
+        variables = {**AS_ROOT, "PATH": f"{ssh}:{os.environ['PATH']}", "TMPDIR": str(nodes.folder)}
+        done = nodes.run("node1", [f"launch/{script}"], project, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _trained_on_two_nodes(project) == one_node[settings["strategy"]]
+
+
+def test_slurm_and_a_requeued_job_ends_with_the_same_weights(nodes: TwoNodes, tmp_path: Path) -> None:
+    settings = {**DDP, "epochs": 60}
+    project = _shared_project(tmp_path / "two", **settings)
+    with slurm(nodes) as cluster:
+        no_gpus = ["--gpus-per-node=0", "--cpus-per-task=1", "--time=30"]
+        job = cluster.ask("sbatch", "--parsable", *no_gpus, "launch/slurm.sbatch", folder=project)
+        log = project / f"slurm-{job}.log"
+        wait_until(lambda: log.is_file() and "epoch  5/60" in log.read_text(), "end of the fifth epoch", 300)
+        cluster.ask("scontrol", "requeue", job)
+        wait_until(lambda: cluster.state(job) == "PENDING", "requeued job", 60)
+        cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+        wait_until(lambda: cluster.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"), "end of the job", 600)
+        assert cluster.state(job) == "COMPLETED", log.read_text()
+    assert "resumed   after epoch" in log.read_text()
+    assert _trained_on_two_nodes(project) == _trained_on_one_node(tmp_path / "one", **settings)
