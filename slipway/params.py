@@ -229,6 +229,8 @@ class TrainParams(_Section):
     devices: Literal["auto"] | Positive  # per node
     num_nodes: Positive
     num_workers: Annotated[int, Field(ge=0)]  # loader processes per device; 0 loads in the trainer itself
+    compile: bool  # the network, by torch; needs a C++ compiler, or triton on a GPU
+    channels_last: Literal["auto"] | bool  # layout of the weights of networks for images
     keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
     checkpoint_every_epochs: Positive  # how much a killed run repeats at most
 
