@@ -188,7 +188,10 @@ def line(case: Case, turns: Turns) -> str:
 def main() -> None:
     """Every case, one after the other."""
     silence_chatter()
-    lines = ["| Images | Lightning and our module, ms | by hand, ms | speed reached, median of rounds | lowest and highest |", "|---|---|---|---|---|"]
+    lines = [
+        "| Images | Lightning and our module, ms | by hand, ms | speed reached, median of rounds | lowest and highest |",
+        "|---|---|---|---|---|",
+    ]
     for case in CASES:
         lines.append(line(case, measure(case)))
         print(lines[-1], flush=True)

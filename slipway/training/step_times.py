@@ -43,8 +43,12 @@ class Round(Contract):
 class Order(Contract):
     """What a round is to be like."""
 
+    num_steps: int
     synchronised: bool  # the clock waits for the device at the end of each part
     communicates: bool  # false, for DDP alone: every process keeps its own gradients, so its weights are of no use afterwards
+
+
+_NO_ORDER = Order(num_steps=1, synchronised=False, communicates=True)
 
 
 class Clock:
@@ -107,17 +111,14 @@ class WatchedLoader:
 
 
 class StepTimer(pl.Callback):
-    """Times rounds of `num_steps` optimizer steps; `next_order` is asked between rounds, and None ends the training.
+    """Times rounds of optimizer steps; `next_order` is asked between rounds, and None ends the training.
 
     The first `num_skipped` steps of a round are not timed: their batches were made ready while the trainer waited.
     """
 
-    def __init__(
-        self, clock: Clock, num_steps: int, num_skipped: int, next_order: Callable[[], Order | None], tell: Callable[[Round], None]
-    ) -> None:
-        self._clock, self._next_order, self._tell = clock, next_order, tell
-        self._num_steps, self._num_skipped = num_steps, num_skipped
-        self._order: Order | None = None
+    def __init__(self, clock: Clock, num_skipped: int, next_order: Callable[[], Order | None], tell: Callable[[Round], None]) -> None:
+        self._clock, self._next_order, self._tell, self._num_skipped = clock, next_order, tell, num_skipped
+        self._order = _NO_ORDER
         self._begun_at = self._last_step = 0
         self._active: Part = "other"
 
@@ -135,7 +136,6 @@ class StepTimer(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         self._clock.ended("copy")
         if isinstance(trainer.strategy, DDPStrategy) and not isinstance(trainer.strategy, DeepSpeedStrategy):
-            assert self._order is not None
             assert trainer.strategy.model is not None
             trainer.strategy.model.require_backward_grad_sync = self._order.communicates
 
@@ -154,24 +154,22 @@ class StepTimer(pl.Callback):
             return  # the batch was accumulated
         self._last_step = trainer.global_step
         done = self._last_step - self._begun_at
-        if done == self._num_steps + self._num_skipped:
+        if done == self._order.num_steps + self._num_skipped:
             self._finish(trainer)
             self._begin(trainer)
         elif done == self._num_skipped:
             self._start_clock(trainer)
 
     def _begin(self, trainer: pl.Trainer) -> None:
-        self._order = self._next_order()
-        if self._order is None:
-            trainer.should_stop = True
-            self._order = Order(synchronised=False, communicates=True)
+        order = self._next_order()
+        trainer.should_stop = order is None
+        self._order = order or _NO_ORDER
         self._begun_at = trainer.global_step
         self._start_clock(trainer)
 
     def _start_clock(self, trainer: pl.Trainer) -> None:
         device = trainer.strategy.root_device
         on_gpu = device.type == "cuda"
-        assert self._order is not None
         if on_gpu:
             torch.cuda.synchronize(device)
         self._clock.start((lambda: torch.cuda.synchronize(device)) if on_gpu and self._order.synchronised else None)
@@ -181,7 +179,7 @@ class StepTimer(pl.Callback):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         self._clock.ended("other")
-        self._tell(self._clock.round(self._num_steps))
+        self._tell(self._clock.round(self._order.num_steps))
 
     def _watch_forward(self, pl_module: pl.LightningModule) -> None:
         plain = pl_module.training_step
@@ -197,7 +195,7 @@ class StepTimer(pl.Callback):
 
     def _collective(self, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """A collective at once and to its end: what it would overlap with waits."""
-        if self._order is None or not self._order.synchronised:
+        if not self._order.synchronised:
             return plain(*arguments, **named)
         self._clock.ended(self._active)
         answer = plain(*arguments, **named)

@@ -25,6 +25,7 @@ from slipway.training.timed_run import Request
 
 COMMAND = (sys.executable, "-m", "slipway.training.timed_run")
 _SECONDS_BETWEEN_LOOKS = 0.01
+_FEWEST_STEPS, _MOST_STEPS, _ROUND_MS = 3, 50, 1000
 _SHOWN_LINES = 15  # of what a failed training said
 Found = TypeVar("Found", bound=Contract)
 
@@ -38,7 +39,6 @@ class Project:
     augmented: Path
     root: Path
     scratch: Path
-    num_steps: int = 10  # in each round
     command: Sequence[str] = field(default=COMMAND)
 
 
@@ -47,7 +47,7 @@ class Measured:
 
     def __init__(self, project: Project, name: str, *, fixed_batch: bool = False, loader: bool = False, **changes: Any) -> None:
         self.name = name
-        self._project, self._rounds = project, 0
+        self._project, self._rounds, self._num_steps = project, 0, _FEWEST_STEPS
         self._folder = project.scratch / name
         self._request = Request(
             seed=project.params.seed,
@@ -55,7 +55,6 @@ class Measured:
             packed=str(project.packed),
             augmented=str(project.augmented),
             root=str(project.root),
-            num_steps=project.num_steps,
             fixed_batch=fixed_batch,
             loader=loader,
         )
@@ -77,12 +76,14 @@ class Measured:
         self._process.wait()
 
     def time_steps(self, *, synchronised: bool = False, communicates: bool = True) -> Round:
-        """One round of steps. TrainingError, with what it said, if the training has ended."""
-        return self._ask(Order(synchronised=synchronised, communicates=communicates), Round)
+        """One round of steps, of about a second after the first. TrainingError, with what it said, if the training has ended."""
+        found = self._ask(Order(num_steps=self._num_steps, synchronised=synchronised, communicates=communicates), Round)
+        self._num_steps = min(max(_FEWEST_STEPS, round(_ROUND_MS / found.step_ms)), _MOST_STEPS)
+        return found
 
     def time_loader(self) -> LoaderTimes:
         """One round of the loader by itself."""
-        return self._ask(Order(synchronised=False, communicates=True), LoaderTimes)
+        return self._ask(Order(num_steps=1, synchronised=False, communicates=True), LoaderTimes)
 
     def _ask(self, order: Order, kind: type[Found]) -> Found:
         files.write_json(self._folder / f"order-{self._rounds}.json", order.model_dump())

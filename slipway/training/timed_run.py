@@ -44,7 +44,6 @@ class Request(Contract):
     packed: str
     augmented: str
     root: str
-    num_steps: int  # in each round
     fixed_batch: bool  # the same batch in every step: the step without its data
     loader: bool  # the loader by itself, see `slipway.training.loader_times`
 
@@ -88,7 +87,6 @@ def _time_steps(request: Request, job: Job, network: Network, folder: Path, wrap
     ahead = 0 if request.fixed_batch or not job.params.num_workers else job.params.num_workers * AHEAD_PER_WORKER + 1
     timer = StepTimer(
         clock,
-        request.num_steps,
         max(2, -(-ahead // job.shape.num_accumulated)),
         lambda: _next_order(folder),
         lambda found: _answer(folder, found.model_dump_json()),
