@@ -56,7 +56,8 @@ CASES = (Case("demo: 16 px, grey, batches of 128", 16, 1, 10, 128), Case("CIFAR-
 def write_store(case: Case, folder: Path) -> None:
     """A packed store of noise: what a step costs does not depend on what it sees."""
     generator = np.random.default_rng(0)
-    shape, splits = (case.size_px, case.size_px, case.channels), {}
+    shape = (case.size_px, case.size_px, case.channels)
+    splits: dict[str, packed.PackedSplitManifest] = {}
     for split, num_rows in {"train": 16 * case.batch_size, "val": case.batch_size}.items():
         (folder / "packed" / split).mkdir(parents=True, exist_ok=True)
         np.save(folder / "packed" / split / "inputs.npy", generator.integers(0, 256, (num_rows, *shape), dtype=np.uint8))
@@ -64,8 +65,14 @@ def write_store(case: Case, folder: Path) -> None:
         rows = packed_rows(ids, ids, np.arange(num_rows) % case.num_classes)
         splits[split] = packed.write_split(folder / "packed" / split, rows, shape)
     contract = ImageContract(
-        kind="images", transform=None, size_px=case.size_px, channels=case.channels, fit="stretch", interpolation="bilinear", max_pixels=10**6
-    )  # fmt: skip
+        kind="images",
+        transform=None,
+        size_px=case.size_px,
+        channels=case.channels,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
+    )
     manifest = packed.PackedManifest(
         format_version=2,
         task="image_classification",
@@ -107,7 +114,7 @@ def hand_written(job: Job, network: Network, batches: TrainingBatches) -> Iterat
             with torch.autocast(device.type, half, enabled=half is not None):
                 answers = network(_inputs(batch, device))
             loss = F.cross_entropy(answers.float(), batch.targets.to(device, non_blocking=True), label_smoothing=job.params.label_smoothing)
-            scaler.scale(loss).backward()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(network.parameters(), job.params.gradient_clip_norm)
             scaler.step(optimizer)
@@ -123,7 +130,7 @@ def _inputs(batch: Batch, device: torch.device) -> torch.Tensor:
     inputs = batch.inputs.to(device, non_blocking=True)
     if batch.changes is None:
         return inputs
-    moved = (value if value is None else value.to(device, non_blocking=True) for value in batch.changes)
+    moved: Any = (value if value is None else value.to(device, non_blocking=True) for value in batch.changes)
     return augment_batch(inputs, Changes(*moved))
 
 
@@ -142,7 +149,7 @@ class Turns(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._begin = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         self._count += 1
         if self._count < self.num_steps:
             return

@@ -6,6 +6,7 @@ reading is done by one process, the rest by workers, which share the cores when 
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from slipway import user_function
@@ -60,11 +61,11 @@ def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawT
     for sample in samples:
         totals["read"] += time.perf_counter() - begin
         processor_begin = time.process_time()
-        image = _timed(totals, "decode", lambda payload=sample.payload: decode_image(payload, contract.max_pixels))
+        image = _timed(totals, "decode", partial(decode_image, sample.payload, contract.max_pixels))
         if contract.transform is not None:
-            transform = contract.transform
-            image, _ = _timed(totals, "transform", lambda: user_function.run(transform.function, transform.sha256, image))  # noqa: B023
-        _timed(totals, "resize", lambda: image_array(image, contract))  # noqa: B023
+            function, sha256 = contract.transform.function, contract.transform.sha256
+            image, _ = _timed(totals, "transform", partial(user_function.run, function, sha256, image))
+        _timed(totals, "resize", partial(image_array, image, contract))
         processor += time.process_time() - processor_begin
         count, begin = count + 1, time.perf_counter()
     if not count:

@@ -34,9 +34,8 @@ def doctor_text(report: Report) -> str:
     blocks += [_proposal_text(report)]
     if proof := report["proof"]:
         gain = proof["measured_gain"]
-        blocks.append(
-            f"proof      expected {proof['expected_gain']:.2f} times as fast, measured {gain['median']:.2f} ({gain['low']:.2f} to {gain['high']:.2f})"
-        )
+        measured = f"measured {gain['median']:.2f} ({gain['low']:.2f} to {gain['high']:.2f})"
+        blocks.append(f"proof      expected {proof['expected_gain']:.2f} times as fast, {measured}")
     blocks += [f"note       {note}" for note in report["notes"]]
     return "\n".join(blocks)
 

@@ -12,7 +12,7 @@ from slipway.contract import Contract, is_table
 from slipway.data.packed import PackedManifest
 from slipway.params import TrainParams
 from slipway.training.execution import missing_compiler
-from slipway.training.forecast import Facts
+from slipway.training.forecast import Facts, waits
 from slipway.training.step_times import Part
 from slipway.training.strategies import Placement
 
@@ -70,8 +70,7 @@ def _why_data(facts: Facts, is_jpeg: bool) -> tuple[str, str]:
     whole = f"{loader.batch_ms[0]:.1f} ms for a batch in one process; {how}"
     if facts.reading_share < 0.5:
         return "making batches", f"changing the images takes longest, not reading them: {whole}"
-    reading_waits = loader.read_processor_ms < 0.5 * loader.read_ms
-    if is_jpeg and not reading_waits:
+    if is_jpeg and not waits(loader.read_ms, loader.read_processor_ms, loader.read_queued_ms):
         return "decoding", f"decoding the stored JPEGs takes longest: {whole}"
     return "reading", f"reading the stored rows takes longest: {whole}"
 

@@ -26,6 +26,7 @@ class Account(Contract):
     step_ms: Spread
     parts_ms: dict[Part, Spread]
     rows_per_second: float
+    queued_share: float  # of the step, in which the trainer's threads stood in line for a core; of all of them together
 
 
 class Trial(Contract):
@@ -107,7 +108,8 @@ def account_of(rounds: list[Round], batch_size: int, parts: list[Round] | None =
         found["backward"] = spread(min(pair) for pair in pairs)
         found["communication"] = spread(each.parts_ms["communication"] + exposed.median for each in parts)
     step = spread(each.step_ms for each in rounds)
-    return Account(rounds=len(rounds), step_ms=step, parts_ms=found, rows_per_second=batch_size / step.median * 1000)
+    queued = statistics.median(each.queued_ms / each.step_ms for each in rounds)
+    return Account(rounds=len(rounds), step_ms=step, parts_ms=found, rows_per_second=batch_size / step.median * 1000, queued_share=queued)
 
 
 def median_loader(rounds: list[LoaderTimes]) -> LoaderTimes:

@@ -32,6 +32,7 @@ from slipway.training.strategies import Placement, place, this_machine
 from slipway.training.timed_processes import Measured, Project
 
 NUM_ROUNDS = 5
+_BUSY = 0.2  # of a step
 _HOPELESS = 2.0  # times as slow in its first round: a trial ends there
 REPORT, PAGE, PARAMS = Path("reports/doctor.json"), Path("reports/doctor.html"), Path("params.yaml")
 
@@ -46,6 +47,12 @@ class Patient:
         self.placement: Placement = place(self.train, this_machine())
         if self.placement.num_nodes > 1:
             raise ParamsError(f"train.num_nodes is {self.placement.num_nodes}; the doctor measures one node. Set it to 1 for this.")
+
+    @property
+    def runs_as(self) -> str:
+        """As the start of a training says it."""
+        placement = self.placement
+        return f"{placement.strategy}, {placement.precision}, {placement.world_size} on {placement.accelerator}"
 
     @property
     def is_jpeg(self) -> bool:
@@ -75,7 +82,7 @@ def examine(project: Project, *, trials: bool = True, num_rounds: int = NUM_ROUN
     raw = None if is_table(project.params.data.task) else look_at_raw_data(project.params, project.root)
     return Diagnosis(
         machine=describe_machine(),
-        runs_as=f"{patient.placement.strategy}, {patient.placement.precision}, {patient.placement.world_size} on {patient.placement.accelerator}",
+        runs_as=patient.runs_as,
         account=account,
         bottleneck=bottleneck,
         loader=facts.loader,
@@ -83,7 +90,7 @@ def examine(project: Project, *, trials: bool = True, num_rounds: int = NUM_ROUN
         trials=tried,
         proposal=_propose(patient, facts, tried),
         proof=None,
-        notes=_notes(patient, facts),
+        notes=[*_notes(patient, facts), *_busy(account.queued_share)],
     )
 
 
@@ -210,7 +217,7 @@ def _propose(patient: Patient, facts: Facts, tried: list[Trial]) -> Proposal | N
 
 def _why_workers(facts: Facts, number: int) -> str:
     if number == 0:
-        return f"no loader processes: a batch takes {facts.loader.batch_ms[0]:.1f} ms in the trainer, and less than sending one between processes"
+        return f"no loader processes: a batch takes {facts.loader.batch_ms[0]:.1f} ms in the trainer, less than being sent one"
     return (
         f"{number} loader process{'es' * (number > 1)}: a batch every {facts.loader.batch_ms[number]:.1f} ms, made while the step computes"
     )
@@ -230,6 +237,15 @@ def _notes(patient: Patient, facts: Facts) -> list[str]:
     if facts.num_workers and facts.num_processes:
         notes.append("Processor time of loader processes is not in the account of the trainer's.")
     return notes
+
+
+def _busy(queued_share: float) -> list[str]:
+    if queued_share < _BUSY:
+        return []
+    return [
+        f"The machine is busy: threads of the trainer stood in line for a core for {queued_share:.0%} of a step (of all threads together). "
+        "Read ratios, not milliseconds, or measure again when it is quiet."
+    ]
 
 
 def _main(params: Params, arguments: argparse.Namespace) -> None:
@@ -258,7 +274,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prove", action="store_true", help="measure the proposal beside the present settings")
     parser.add_argument("--apply", action="store_true", help="prove it, and write it to params.yaml where it gains")
     parser.add_argument(
-        "--no-trials", action="store_true", help="think of loading alone: no trials of precision, compile, layout and strategy"
+        "--no-trials", action="store_true", help="think of loading alone: precision, compile, layout and strategy are not tried"
     )
     return parser.parse_args()
 

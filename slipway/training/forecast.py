@@ -33,12 +33,17 @@ class Facts:
     @property
     def loader_waits(self) -> bool:
         """Whether the time for a batch is spent waiting (disk, network) rather than computing."""
-        return self.loader.processor_ms < 0.5 * self.loader.batch_ms[0]
+        return waits(self.loader.batch_ms[0], self.loader.processor_ms, self.loader.queued_ms)
 
     @property
     def reading_share(self) -> float:
         """Of the time for a batch, in [0, 1]: reading stored rows, as against changing them."""
         return min(1.0, self.loader.read_ms / self.loader.batch_ms[0])
+
+
+def waits(wall_ms: float, processor_ms: float, queued_ms: float) -> bool:
+    """Whether more than half of a time was neither computing nor standing in line for a core."""
+    return wall_ms - processor_ms - queued_ms > 0.5 * wall_ms
 
 
 def expected_step_ms(facts: Facts, num_workers: int, *, compute_ratio: float = 1.0, saved_ms: float = 0.0) -> float:

@@ -14,10 +14,11 @@ from slipway.contract import Contract
 from slipway.data.packed import PackedSplit
 from slipway.training.batches import training_loader
 from slipway.training.host_augmentation import StoredRows
+from slipway.training.machine import queued_seconds
 
 NUM_WORKERS = (0, 1, 2, 4)
 AHEAD_PER_WORKER = 2  # batches, as torch's loader fetches them
-_MIN_BATCHES, _MIN_SECONDS = 4, 0.4
+_MIN_BATCHES, _MIN_SECONDS = 4, 0.3
 
 
 class LoaderTimes(Contract):
@@ -25,8 +26,10 @@ class LoaderTimes(Contract):
 
     batch_ms: dict[int, float]  # wall clock between batches, by the number of loader processes
     processor_ms: float  # of all threads, for a batch made in the trainer's process
+    queued_ms: float  # for the same batch, standing in line for a core that other work used
     read_ms: float  # of `batch_ms[0]`, bringing the stored rows into memory; decoding them, where they are JPEGs
     read_processor_ms: float
+    read_queued_ms: float
     copy_ms: float  # the same rows where they are in memory already: what pixels would take instead of JPEGs
     handover_ms: float  # for a batch that a loader process has ready
 
@@ -43,21 +46,29 @@ class LoaderProbe:
 
     def round(self) -> LoaderTimes:
         """Time everything once."""
-        batch_ms = {number: _mean_ms(stream.__next__, skipped=number * AHEAD_PER_WORKER + 1) for number, stream in self._streams.items()}
-        processor = _mean_ms(self._streams[0].__next__, skipped=0, clock=time.process_time)
+        batch_ms = {number: self._batch_ms(number) for number in NUM_WORKERS}
         time.sleep(0.05 + batch_ms[1] * AHEAD_PER_WORKER / 1000)  # until the loader process has batches ready
         begin = time.perf_counter()
         next(self._streams[1])
         handover = time.perf_counter() - begin
         rows = self._rows.gather(np.arange(min(self._batch_size, self._num_rows)))
+        (batch_ms[0], processor, queued), read = _mean_times(self._streams[0].__next__), _mean_times(self._read)
         return LoaderTimes(
             batch_ms=batch_ms,
             processor_ms=processor,
-            read_ms=_mean_ms(self._read, skipped=0),
-            read_processor_ms=_mean_ms(self._read, skipped=0, clock=time.process_time),
-            copy_ms=_mean_ms(rows.copy, skipped=0),
+            queued_ms=queued,
+            read_ms=read[0],
+            read_processor_ms=read[1],
+            read_queued_ms=read[2],
+            copy_ms=_mean_times(rows.copy)[0],
             handover_ms=handover * 1000,
         )
+
+    def _batch_ms(self, num_workers: int) -> float:
+        stream = self._streams[num_workers]
+        for _ in range(num_workers * AHEAD_PER_WORKER + 1):  # those that were made ready before
+            next(stream)
+        return _mean_times(stream.__next__)[0]
 
     def _read(self) -> None:
         self._rows.gather(self._generator.permutation(self._num_rows)[: self._batch_size])
@@ -71,12 +82,12 @@ class LoaderProbe:
             epoch += 1
 
 
-def _mean_ms(action: Callable[[], Any], *, skipped: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The mean time of an action over some tenths of a second and some calls."""
-    for _ in range(skipped):
-        action()
-    begin, wall, count = clock(), time.perf_counter(), 0
-    while count < _MIN_BATCHES or time.perf_counter() - wall < _MIN_SECONDS:
+def _mean_times(action: Callable[[], Any]) -> tuple[float, float, float]:
+    """The mean wall clock, processor time and time in line of an action, in milliseconds, over some calls."""
+    begin, processor, queued, count = time.perf_counter(), time.process_time(), queued_seconds(), 0
+    while count < _MIN_BATCHES or time.perf_counter() - begin < _MIN_SECONDS:
         action()
         count += 1
-    return (clock() - begin) / count * 1000
+    spent = (time.perf_counter() - begin, time.process_time() - processor, queued_seconds() - queued)
+    wall, busy, waited = (seconds / count * 1000 for seconds in spent)
+    return wall, busy, waited

@@ -1,4 +1,4 @@
-"""A copy of a packed store whose training images are pixels instead of JPEGs, to be measured: `precompute.encoding: raw` without a repro."""
+"""A copy of a packed store with pixels instead of JPEGs: `precompute.encoding: raw`, to be measured without a repro."""
 
 import shutil
 from dataclasses import replace

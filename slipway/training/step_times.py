@@ -13,9 +13,11 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from slipway.contract import Contract
+from slipway.training.machine import queued_seconds
 
 Part = Literal["data", "copy", "forward", "backward", "communication", "optimizer", "other"]
 PARTS: tuple[Part, ...] = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
@@ -38,6 +40,7 @@ class Round(Contract):
     parts_ms: dict[Part, float]
     processor_ms: float  # of all threads of the trainer's process, without its loader processes
     data_processor_ms: float  # of it, in the data part
+    queued_ms: float  # of all its threads together, standing in line for a core that other work used
 
 
 class Order(Contract):
@@ -63,6 +66,7 @@ class Clock:
         self._wait_for_device = wait_for_device
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.data_processor_seconds = 0.0
+        self._queued = queued_seconds()
         self._last, self._last_processor = self._begin = time.perf_counter(), time.process_time()
 
     def ended(self, part: Part) -> None:
@@ -83,6 +87,7 @@ class Clock:
             parts_ms={part: seconds * each for part, seconds in self.seconds.items()},
             processor_ms=(self._last_processor - self._begin[1]) * each,
             data_processor_ms=self.data_processor_seconds * each,
+            queued_ms=(queued_seconds() - self._queued) * each,
         )
 
 
@@ -136,7 +141,7 @@ class StepTimer(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         self._clock.ended("copy")
         if isinstance(trainer.strategy, DDPStrategy) and not isinstance(trainer.strategy, DeepSpeedStrategy):
-            assert trainer.strategy.model is not None
+            assert isinstance(trainer.strategy.model, DistributedDataParallel)
             trainer.strategy.model.require_backward_grad_sync = self._order.communicates
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:

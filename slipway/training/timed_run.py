@@ -25,7 +25,7 @@ from slipway.training.batches import Batch, TrainingBatches, training_loader
 from slipway.training.loader_times import AHEAD_PER_WORKER, LoaderProbe
 from slipway.training.module import TrainingModule
 from slipway.training.networks import Network
-from slipway.training.processes import end_with_parent, is_first_process, was_started_by_another
+from slipway.training.processes import end_with_parent, is_first_process
 from slipway.training.progress import silence_chatter
 from slipway.training.run import Job, Paths, prepare, prepare_process, step_arguments, training_batches
 from slipway.training.step_times import Clock, Order, StepTimer, WatchedLoader
