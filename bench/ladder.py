@@ -242,15 +242,17 @@ def main() -> None:
     files.write_text(RESULT, f"# The ladder: what each step gains\n\n{body}\n")
 
 
-NOTE = f"""Photograph-like JPEGs of 400x300, trained at 32 px in batches of {BATCH_SIZE}, padded crops and flips, `small_resnet` of params.yaml;
-steps alone, without validation. n = {NUM_ROUNDS} rounds of about a second each, all rows in turns; batches that were made ready between rounds do not
-count. A gain is the median of the rounds' ratios to the row that is named, so gains of different rows are not to be multiplied.
+NOTE = f"""Photograph-like JPEGs of 400x300, trained at 32 px in batches of {BATCH_SIZE}, padded crops and flips, `small_resnet` of
+params.yaml; steps alone, without validation. n = {NUM_ROUNDS} rounds of about a second each, all rows in turns; batches that were
+made ready between rounds do not count. A gain is the median of the rounds' ratios to the row that is named: gains of different rows are
+not to be multiplied.
 
 The naive training is torchvision's `ImageFolder` and `DataLoader` with persistent worker processes, one per core, and a plain
-loop in fp32: it reads, decodes, puts through the function and resizes every image in every epoch. The expensive function is OpenCV's
-non-local means denoising (patches of 5 px, a window of 11 px), which `precompute.transform` runs once for each image.
+loop in fp32: it reads, decodes, puts through the function and resizes every image in every epoch. The expensive function is
+OpenCV's non-local means denoising (patches of 5 px, a window of 11 px), which `precompute.transform` runs once for each image.
 
-The figures that were published for such a ladder: {PUBLISHED}. They do not multiply either, and are of another machine and data."""
+The figures that were published for such a ladder: {PUBLISHED}. They do not
+multiply either, and are of another machine and other data."""
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.contract import Contract, is_table
-from slipway.data.packed import PackedManifest
+from slipway.contract import Contract, Task, is_table
 from slipway.params import TrainParams
 from slipway.training.execution import missing_compiler
 from slipway.training.forecast import Facts, waits
@@ -75,12 +74,14 @@ def _why_data(facts: Facts, is_jpeg: bool) -> tuple[str, str]:
     return "reading", f"reading the stored rows takes longest: {whole}"
 
 
-def candidates(params: TrainParams, placement: Placement, manifest: PackedManifest, num_train: int, num_cores: int) -> list[Candidate]:
+def candidates(params: TrainParams, placement: Placement, task: Task, num_train: int, num_cores: int) -> list[Candidate]:
     """What a trial may show to be faster here."""
-    found = [Candidate({"precision": name}) for name in _other_precisions(placement)]
+    # Convolutions of oneDNN in bfloat16 are many times slower with channels last (bench/LOG.md): on the CPU tried without.
+    plain = {"channels_last": False} if placement.accelerator == "cpu" and placement.zero_stage is None and not is_table(task) else {}
+    found = [Candidate({"precision": name, **plain}) for name in _other_precisions(placement)]
     if not params.compile and placement.zero_stage != 3 and not missing_compiler(placement.accelerator):
         found.append(Candidate({"compile": True}))
-    if placement.zero_stage is None and not is_table(manifest.task):
+    if placement.zero_stage is None and not is_table(task):
         found.append(Candidate({"channels_last": params.channels_last is False}))
     if placement.zero_stage is not None:
         found.append(Candidate({"strategy": "single" if placement.world_size == 1 else "ddp"}))

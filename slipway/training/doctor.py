@@ -143,7 +143,7 @@ def _trials(patient: Patient, still: Measured, facts: Facts, num_rounds: int) ->
     num_train = patient.manifest.splits["train"].rows
     tried = [
         _try(patient, candidate, still, facts, num_rounds)
-        for candidate in candidates(patient.train, patient.placement, patient.manifest, num_train, facts.num_cores)
+        for candidate in candidates(patient.train, patient.placement, patient.manifest.task, num_train, facts.num_cores)
     ]
     good = [trial for trial in tried if trial.expected_gain and not trial.learns_otherwise and trial.ratio and trial.ratio.median < 1]
     if len(good) > 1:  # gains do not multiply: together they are a trial of their own
