@@ -26,7 +26,7 @@ def doctor_text(report: Report) -> str:
         f"step       {_ms(step['median'])} ({_range(step)}), {report['account']['rows_per_second']:,.0f} rows/s, {report['runs_as']}",
         text_table(["part", "ms", "lowest", "highest", "share"], _part_rows(report), "  "),
         f"bottleneck {bottleneck['name']}: {bottleneck['text']}",
-        text_table(["loader processes", "ms for a batch", "batches ready, ms for a step"], _loader_rows(report), "  "),
+        text_table(["loader processes", "ms for a batch", "ms of the trainer, at best"], _loader_rows(report), "  "),
     ]
     if report["trials"]:
         blocks.append(text_table(["trial", "compute time", "expected gain", "note"], _trial_rows(report), "  "))
@@ -66,7 +66,7 @@ def _account_section(report: Report) -> Section:
     )
     columns = ["part", "ms", "lowest", "highest", "share"]
     parts = table(columns, _part_rows(report), numeric=columns[1:])
-    return Section("A training step", join([numbers, _bars(report), paragraph(bottleneck["text"] + "."), parts]))
+    return Section("A training step", join([numbers, paragraph(bottleneck["text"] + ".", "note"), _bars(report), parts]))
 
 
 def _bars(report: Report) -> Html:
@@ -96,7 +96,7 @@ def _proposal_section(report: Report) -> Section:
 
 
 def _loader_section(report: Report) -> Section:
-    columns = ["loader processes", "ms for a batch", "batches ready, ms for a step"]
+    columns = ["loader processes", "ms for a batch", "ms of the trainer, at best"]
     loader = report["loader"]
     detail = (
         f"In the trainer's process a batch takes {loader['processor_ms']:.2f} ms of processor time; reading its stored rows takes "
