@@ -30,6 +30,14 @@ demo: install ## run the whole pipeline on the embedded digits and print what ca
 serve: install ## start the service on 127.0.0.1:3000
 	bentoml serve
 
+.PHONY: doctor
+doctor: install ## say where the time of a training step goes, and what would make it shorter
+	@python -m slipway.training.doctor
+
+.PHONY: ladder
+ladder: install ## measure what each step from a naive training to ZeRO-2 gains here
+	python -m bench.ladder
+
 .PHONY: test
 test: install ## run every test
 	python -m pytest $(TESTS)

@@ -262,6 +262,8 @@ class TrainParams(_Section):
     num_workers: Annotated[int, Field(ge=0)]  # loader processes per device; 0 loads in the trainer itself
     not_finite: Literal["stop", "skip"]  # what a step does whose loss or gradient is NaN or infinite; it never changes a weight
     max_skipped_steps: Annotated[int, Field(ge=0)]  # of the whole run; one more stops it
+    compile: bool  # the network, by torch; needs a C++ compiler, or triton on a GPU
+    channels_last: Literal["auto"] | bool  # layout of the weights of networks for images
     keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
     checkpoint_every_epochs: Positive  # how much a killed run repeats at most
     checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None  # the same where epochs are long; null saves at their ends alone

@@ -155,7 +155,7 @@ def _train(training: FoldTraining, data: TrainingData, name: str) -> Network:
     params, placement = training.params, training.placement
     torch.manual_seed(training.seed)
     network = build_network(network_spec(params, data.manifest))
-    prepare_process(placement, network)
+    prepare_process(params, placement, network)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     classes, on_gpu = is_classification(data.manifest.task), placement.accelerator == "gpu"
     changes = image_changes(data.plan, data.manifest.input, on_gpu)

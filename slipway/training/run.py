@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slipway import files
-from slipway.contract import is_classification, is_table
+from slipway.contract import is_classification
 from slipway.cores import num_cores
 from slipway.data.augmentation import AugmentPlan, open_augmented
 from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
@@ -37,6 +38,7 @@ from slipway.training.batches import (
 )
 from slipway.training.consolidation import consolidated_weights
 from slipway.training.early_stopping import has_ended
+from slipway.training.execution import arrange, check_execution
 from slipway.training.faults import explain_bus_errors
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.freezing import Freezing
@@ -106,7 +108,7 @@ class TrainingData:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """All that is decided before the first step."""
 
     seed: int
@@ -143,7 +145,7 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     silence_chatter()
     explain_bus_errors()
     with told_once(*started_as()):
-        job, network = _prepare(seed, params, paths)
+        job, network = prepare(seed, params, paths)
     first = is_first_process()
     if was_started_by_another():
         end_with_parent()
@@ -160,11 +162,13 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
             _finish(job)
 
 
-def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Network]:
+def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]:
+    """Decide all there is to decide before the first step, and draw the network's weights."""
     placement = place(params, this_machine())
     data = _open_data(paths)
     pretrained = pretrained_file(params)
     spec = network_spec(params, data.manifest)
+    check_execution(params, placement, spec.task)
     torch.manual_seed(seed)
     network = build_network(spec)
     if pretrained:
@@ -172,7 +176,7 @@ def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Networ
     data.class_weights(params)  # refused here rather than after the start
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     fingerprint = take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained)
-    return _Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
+    return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
 
 def _open_data(paths: Paths) -> TrainingData:
@@ -199,13 +203,13 @@ def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
     )
 
 
-def _logs(job: _Job) -> tuple[Path, Path]:
+def _logs(job: Job) -> tuple[Path, Path]:
     return job.paths.tensorboard / job.fingerprint.name, job.paths.live
 
 
-def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
+def _fit(job: Job, network: Network, resumed: Save | None) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
-    prepare_process(placement, network)
+    prepare_process(params, placement, network)
     signals = Signals()
     steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
     resumption = Resumption(job.saves, resumed, job.stretch, **steps)
@@ -213,18 +217,11 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     saver = Saver(job.saves, resumed, job.stretch, params, signals, average, **steps)
     lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
     trainer = pl.Trainer(
-        **trainer_arguments(placement, shape.per_device, freezes=params.freeze_epochs > 0),
+        **step_arguments(job),
         max_epochs=params.epochs,
-        accumulate_grad_batches=shape.num_accumulated,
-        gradient_clip_val=(params.gradient_clip_norm or None) if placement.zero_stage else None,  # elsewhere the guard clips
         callbacks=[SetupCheck(placement), resumption, *_freezing(params, network), *average, lines, saver, *progress_bars()],
         logger=loggers(*_logs(job)) if is_first_process() else False,
         enable_progress_bar=bool(progress_bars()),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        deterministic="warn",
-        default_root_dir=job.paths.work,
     )
     classes = is_classification(data.manifest.task)
     on_gpu = placement.accelerator == "gpu"
@@ -248,7 +245,7 @@ def _freezing(params: TrainParams, network: Network) -> list[pl.Callback]:
 
 
 @contextmanager
-def _stopping_said(job: _Job, signals: Signals) -> Iterator[None]:
+def _stopping_said(job: Job, signals: Signals) -> Iterator[None]:
     """Signals stop the training in the block; rank 0 tells where it stands then, and puts a Slurm job back into the queue."""
     signals.listen()
     try:
@@ -271,8 +268,29 @@ def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> I
     return ImageChanges(plan, contract.size_px, on_device=on_gpu) if isinstance(contract, ImageContract) else None
 
 
-def prepare_process(placement: Placement, network: Network) -> None:
-    """What a process has to set before its trainer: threads, memory, and `network` as the placement computes it."""
+def step_arguments(job: Job) -> dict[str, Any]:
+    """The arguments of `pl.Trainer` that decide what a step does and where."""
+    return {
+        **trainer_arguments(job.placement, job.shape.per_device, freezes=job.params.freeze_epochs > 0),
+        "accumulate_grad_batches": job.shape.num_accumulated,
+        "gradient_clip_val": (job.params.gradient_clip_norm or None) if job.placement.zero_stage else None,  # elsewhere the guard clips
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "deterministic": "warn",
+        "default_root_dir": job.paths.work,
+    }
+
+
+def training_batches(job: Job, rank: int) -> TrainingBatches:
+    """The training rows of one rank, changed as the plan says."""
+    data = job.data
+    changes = image_changes(data.plan, data.manifest.input, job.placement.accelerator == "gpu")
+    return TrainingBatches(data.train, job.shape, rank, job.seed, changes, classes=is_classification(data.manifest.task))
+
+
+def prepare_process(params: TrainParams, placement: Placement, network: Network) -> None:
+    """Threads, memory and precision of this process, and the layout of the weights."""
     # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
@@ -284,8 +302,7 @@ def prepare_process(placement: Placement, network: Network) -> None:
             allow_float16_on_cpu()
     if placement.precision == "32-true":
         torch.backends.cudnn.allow_tf32 = False  # which torch allows in convolutions: 10 bits of mantissa, not 23
-    if placement.zero_stage is None and not is_table(network.spec.task):  # DeepSpeed views weights as flat bytes, which this layout forbids
-        network.to(memory_format=torch.channels_last)  # images arrive as NHWC, so no layout is ever changed
+    arrange(network, params, placement, network.spec.task)
 
 
 class SetupCheck(pl.Callback):
@@ -298,7 +315,7 @@ class SetupCheck(pl.Callback):
         check_actual(self._placement.expected, actual_setup(trainer))
 
 
-def _finish(job: _Job) -> None:
+def _finish(job: Job) -> None:
     save, problems = job.saves.newest()
     if save is None or not has_ended(save.history, job.params):
         raise TrainingError(
@@ -384,7 +401,7 @@ def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
     return []
 
 
-def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | None) -> None:
+def _print_start(job: Job, network: Network, notes: list[str], resumed: Save | None) -> None:
     spec, shape, placement, num_train = job.spec, job.shape, job.placement, job.data.num_train
     answers = f"{len(spec.classes)} classes" if spec.classes else "a number"
     print(f"network   {spec.name}, {_num_parameters(network):,} parameters, {'x'.join(map(str, spec.input.shape))} -> {answers}")

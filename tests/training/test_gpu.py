@@ -1,13 +1,16 @@
 """What only a GPU can show: fp16 under every strategy, resuming, pinned memory, and answers equal to the CPU's."""
 
+import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from slipway.params import load_params
 from slipway.training.networks import load_network, read_model_card
 from slipway.training.prediction import predict
+from slipway.training.timed_processes import Measured, Project
 from tests.training.conftest import split_of, write_project
 from tests.training.real_runs import kill_after, run_training, validation_accuracy, weights_digest
 
@@ -106,3 +109,15 @@ def test_answers_on_the_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
     images = split_of(32).inputs
     answers = [predict(load_network(project / "artifacts/checkpoint"), images, 8, device) for device in ("cpu", "cuda")]
     assert np.abs(answers[0] - answers[1]).max() < 1e-5
+
+
+def test_on_a_gpu_nearly_all_of_a_step_is_compute(tmp_path: Path) -> None:
+    large = {"width": 512, "blocks": [4, 4, 4], "dropout": 0.0, "normalisation": "batch"}  # a small network leaves a GPU idle
+    settings = {**ON_GPU, "strategy": "single", "precision": "16-mixed", "batch_size": 128, "network_arguments": large}
+    project = write_project(tmp_path, **settings)
+    paths = project / "data/packed", project / "data/augmented", project, project / "scratch"
+    with Measured(Project(load_params(project / "params.yaml"), *paths), "present") as run:
+        run.time_steps()
+        rounds = [run.time_steps(synchronised=True) for _ in range(5)]
+    shares = [(each.parts_ms["forward"] + each.parts_ms["backward"] + each.parts_ms["optimizer"]) / each.step_ms for each in rounds]
+    assert statistics.median(shares) >= 0.9

@@ -8,6 +8,7 @@ from slipway.training.networks import Network, build_network
 from slipway.training.precision import fit_into_half
 from slipway.training.run import prepare_process
 from slipway.training.strategies import Placement, PrecisionName, trainer_arguments
+from tests.project_params import PROJECT
 from tests.training.conftest import CONTRACT, spec
 
 # Attention masks and rotary tables are buffers in float32.
@@ -58,7 +59,7 @@ def test_what_is_saved_stays_float32() -> None:
 @pytest.mark.parametrize(("precision", "allowed"), [("32-true", False), ("16-mixed", True)])
 def test_float32_is_not_tensor_float_32(monkeypatch: pytest.MonkeyPatch, precision: PrecisionName, allowed: bool) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    prepare_process(Placement("single", precision, "gpu", 1, 1, "none", None, ()), build_network(spec()))
+    prepare_process(PROJECT.train, Placement("single", precision, "gpu", 1, 1, "none", None, ()), build_network(spec()))
     assert torch.backends.cudnn.allow_tf32 is allowed
 
 

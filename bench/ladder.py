@@ -1,0 +1,259 @@
+"""What does each step gain: packed store, half precision, more processes, ZeRO-2? Each row names the row it is compared with.
+
+`make ladder` (`python -m bench.ladder`) makes photograph-like JPEGs, trains on them the naive way and through Slipway, with and
+without an expensive function on each image, in turns, and prints and writes one table and a picture. Rows for which this
+machine lacks the hardware are there with the reason.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import matplotlib
+import torch
+
+from bench.conditions import conditions
+from bench.ladder_data import NUM_ROWS, pack_images, write_images
+from slipway import files
+from slipway.cores import num_cores
+from slipway.errors import TrainingError
+from slipway.training.machine import describe_machine
+from slipway.training.timed_processes import Measured, Project
+from tests.project_params import PROJECT
+
+matplotlib.use("svg")
+ROOT = Path.cwd()
+SCRATCH = ROOT / ".work/bench/ladder"
+RESULT, FIGURE = ROOT / "bench/results/ladder.md", ROOT / "bench/results/ladder.svg"
+NUM_ROUNDS = 5
+BATCH_SIZE = 32
+NO_GPU = "not executed: no GPU"
+EXPENSIVE = "bench.ladder_data:denoise"
+PUBLISHED = "3.63x by four GPUs, 13.29x by preprocessing once, 21.53x by all together"
+
+
+class Runner(Protocol):
+    """A training that is timed when it is its turn."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def rate(self) -> float:
+        """Rows per second."""
+        ...
+
+
+class Naive:
+    """`bench.ladder_naive` in a process of its own."""
+
+    def __init__(self, transform: str) -> None:
+        self._command = [sys.executable, "-m", "bench.ladder_naive", str(SCRATCH / "images"), str(BATCH_SIZE), str(num_cores()), transform]
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer("ready")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def rate(self) -> float:
+        """One round."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return float(self._answer("rate").split()[1])
+
+    def _answer(self, beginning: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(beginning):
+                return line
+        raise TrainingError(f"the naive training ended with status {self._process.wait()}")
+
+
+class Ours:
+    """The training that `stages.train` would run, on the packed store."""
+
+    def __init__(self, name: str, folder: Path, train: dict[str, Any]) -> None:
+        params = PROJECT.model_copy(update={"train": PROJECT.train.model_copy(update={"batch_size": BATCH_SIZE})})
+        project = Project(params, folder / "packed", folder / "augmented", ROOT, SCRATCH / "runs")
+        self._run = Measured(project, name, **train)
+
+    def __enter__(self) -> Self:
+        self._run.__enter__()
+        self._run.time_steps()  # warm-up
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._run.__exit__(None, None, None)
+
+    def rate(self) -> float:
+        """One round."""
+        return BATCH_SIZE / self._run.time_steps().step_ms * 1000
+
+
+@dataclass
+class Row:
+    """One rung: what is trained how, and which rung it is compared with."""
+
+    key: str
+    name: str
+    baseline: str | None
+    train: dict[str, Any] | None = None  # None for the naive training
+    transform: bool = False
+    missing: str = ""
+    rates: list[float] = field(default_factory=list)
+
+    def runner(self) -> Runner:
+        """Not started yet."""
+        if self.train is None:
+            return Naive("denoise" if self.transform else "none")
+        return Ours(self.key, SCRATCH / ("packed denoised" if self.transform else "packed plain"), self.train)
+
+
+def rows() -> list[Row]:
+    """The whole ladder; what cannot run here says why."""
+    gpus = torch.cuda.device_count()
+    one = {"strategy": "single", "devices": 1, "precision": "32-true", "accelerator": "cpu"}
+    two = {**one, "strategy": "ddp", "devices": 2}
+    gpu = {"accelerator": "gpu", "devices": 1, "strategy": "single", "precision": "16-mixed"}
+    zero = {"strategy": "deepspeed_stage_2"}
+    no_gpu = "" if gpus else NO_GPU
+    several = "" if gpus > 1 else NO_GPU if not gpus else f"not executed: {gpus} GPU, several are needed"
+    many = max(gpus, 2)
+    return [
+        Row("naive", f"naive: decode and resize each sample, {num_cores()} workers, fp32, 1 process", None),
+        Row("packed", "packed store, fp32, 1 process", "naive", one),
+        Row("naive denoised", f"naive with the expensive function, {num_cores()} workers, fp32, 1 process", None, None, True),
+        Row("packed denoised", "packed store, the function precomputed, fp32, 1 process", "naive denoised", one, True),
+        Row("bf16", "packed store, bf16-mixed on the CPU", "packed", {**one, "precision": "bf16-mixed", "channels_last": False}),
+        Row("ddp", "packed store, 2 DDP processes on the CPU", "packed", two),
+        Row("zero 2", "packed store, 2 processes, ZeRO-2 on the CPU", "ddp", {**two, "strategy": "deepspeed_stage_2"}),
+        Row("gpu fp32", "packed store, 1 GPU, fp32", "packed", {**gpu, "precision": "32-true"}, missing=no_gpu),
+        Row("gpu fp16", "packed store, 1 GPU, fp16", "gpu fp32", gpu, missing=no_gpu),
+        Row("gpu bf16", "packed store, 1 GPU, bf16", "gpu fp32", {**gpu, "precision": "bf16-mixed"}, missing=no_gpu),
+        Row("gpus", "packed store, every GPU, DDP, fp16", "gpu fp16", {**gpu, "devices": many, "strategy": "ddp"}, missing=several),
+        Row("gpus zero 2", "packed store, every GPU, ZeRO-2, fp16", "gpus", {**gpu, "devices": many, **zero}, missing=several),
+        Row("gpu all", "all: function precomputed, 1 GPU, ZeRO-2, fp16", "naive denoised", {**gpu, **zero}, True, no_gpu),
+    ]  # fmt: skip
+
+
+def measure(ladder: list[Row]) -> None:
+    """All rows that can run, in turns."""
+    with ExitStack() as stack:
+        runners: dict[str, Runner] = {}
+        for row in ladder:
+            if row.missing:
+                continue
+            try:
+                runners[row.key] = stack.enter_context(row.runner())
+            except TrainingError as error:
+                row.missing = f"not executed: {str(error).splitlines()[-1].strip()}"
+        for number in range(NUM_ROUNDS):
+            for row in ladder:
+                if row.key in runners:
+                    row.rates.append(runners[row.key].rate())
+            print(
+                f"round {number + 1} of {NUM_ROUNDS}: " + ", ".join(f"{row.key} {row.rates[-1]:,.0f}" for row in ladder if row.rates),
+                flush=True,
+            )
+
+
+def gains(row: Row, ladder: list[Row]) -> list[float]:
+    """Times as fast as the baseline, round by round; empty where one of them did not run."""
+    base = next((other for other in ladder if other.key == row.baseline), None)
+    return [mine / theirs for mine, theirs in zip(row.rates, base.rates, strict=True)] if base and base.rates and row.rates else []
+
+
+def table(ladder: list[Row]) -> str:
+    """As Markdown."""
+    lines = [
+        "| | Training | rows/s, median | lowest to highest | compared with | times as fast | lowest to highest |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    places = {row.key: str(number) for number, row in enumerate(ladder, 1)}
+    for row in ladder:
+        start = f"| {places[row.key]} | {row.name} |"
+        if not row.rates:
+            lines.append(f"{start} {row.missing} | | {places.get(row.baseline or '', '')} | | |")
+            continue
+        found, rates = gains(row, ladder), f"{statistics.median(row.rates):,.0f} | {min(row.rates):,.0f} to {max(row.rates):,.0f}"
+        gain = f"{statistics.median(found):.2f} | {min(found):.2f} to {max(found):.2f}" if found else " | "
+        lines.append(f"{start} {rates} | {places.get(row.baseline or '', '')} | {gain} |")
+    return "\n".join(lines)
+
+
+def draw(ladder: list[Row]) -> None:
+    """Bars of rows per second on a logarithmic scale, with the range of the rounds; rows that did not run are named, too."""
+    from matplotlib import pyplot
+
+    shown = list(enumerate(ladder, 1))[::-1]
+    figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(ladder) + 1.1), layout="constrained")
+    axes.set_xscale("log")
+    floor = min(min(row.rates) for row in ladder if row.rates) / 2
+    for place, (_, row) in enumerate(shown):
+        if not row.rates:
+            axes.text(floor * 1.05, place, row.missing, va="center", fontsize=8, color="#667085")
+            continue
+        median = statistics.median(row.rates)
+        colour = "#c2410c" if row.train is None else "#2563eb"
+        axes.barh(place, median - floor, left=floor, height=0.62, color=colour)
+        axes.plot([min(row.rates), max(row.rates)], [place, place], color="#1b2330", linewidth=1.2)
+        found = gains(row, ladder)
+        base = next((number for number, other in enumerate(ladder, 1) if other.key == row.baseline), 0)
+        note = f"  {statistics.median(found):.2f}x row {base}" if found else ""
+        axes.text(max(row.rates) * 1.05, place, f"{median:,.0f}{note}", va="center", fontsize=8)
+    axes.set_yticks(range(len(shown)), [f"{number}  {row.name}" for number, row in shown], fontsize=8)
+    axes.set_xlim(floor, max(max(row.rates) for row in ladder if row.rates) * 6)
+    axes.set_xlabel("rows per second")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FIGURE, metadata={"Date": None})
+
+
+def prepare() -> str:
+    """Images and both stores; what packing cost, once."""
+    write_images(SCRATCH / "images")
+    texts = []
+    for name, transform in {"plain": None, "denoised": EXPENSIVE}.items():
+        begin = time.perf_counter()
+        pack_images(SCRATCH / "images", SCRATCH / f"packed {name}", transform)
+        texts.append(f"{time.perf_counter() - begin:.1f} s {'with' if transform else 'without'} the function")
+    return f"Packing the {sum(NUM_ROWS.values())} images took {' and '.join(texts)}, once."
+
+
+def main() -> None:
+    """Prepare, measure, write."""
+    packing, ladder = prepare(), rows()
+    measure(ladder)
+    text = table(ladder)
+    print(text)
+    draw(ladder)
+    versions = conditions("torch", "torchvision", "pytorch-lightning", "deepspeed", "opencv-python-headless")
+    notes = " ".join(sys.argv[1:])
+    body = f"{text}\n\n![rows per second]({FIGURE.name})\n\n{NOTE}\n\n{packing} {notes}\n\n{describe_machine()}\n\n{versions}"
+    files.write_text(RESULT, f"# The ladder: what each step gains\n\n{body}\n")
+
+
+NOTE = f"""Photograph-like JPEGs of 400x300, trained at 32 px in batches of {BATCH_SIZE}, padded crops and flips, `small_resnet` of
+params.yaml; steps alone, without validation. n = {NUM_ROUNDS} rounds of about a second each, all rows in turns; batches that were
+made ready between rounds do not count. A gain is the median of the rounds' ratios to the row that is named: gains of different rows are
+not to be multiplied.
+
+The naive training is torchvision's `ImageFolder` and `DataLoader` with persistent worker processes, one per core, and a plain
+loop in fp32: it reads, decodes, puts through the function and resizes every image in every epoch. The expensive function is
+OpenCV's non-local means denoising (patches of 5 px, a window of 11 px), which `precompute.transform` runs once for each image.
+
+The figures that were published for such a ladder: {PUBLISHED}. They do not
+multiply either, and are of another machine and other data."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The first rung of `bench.ladder`: a training as one writes it with torchvision, without a framework and without preparation.
+
+`python -m bench.ladder_naive IMAGES BATCH_SIZE NUM_WORKERS TRANSFORM` makes a round of steps for each line that it reads, and
+prints its rows per second. TRANSFORM is "none" or "denoise".
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+from PIL import Image
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from torchvision import transforms  # type: ignore[import-untyped]
+from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
+
+from bench.ladder_data import NUM_CLASSES, SIZE_PX, denoise
+from slipway.network_arguments import SmallResnetArguments
+from slipway.training.small_resnet import SmallResnet
+from tests.project_params import PROJECT
+
+FEWEST_BATCHES, MIN_SECONDS = 3, 1.0
+
+
+def loader(images: str, batch_size: int, num_workers: int, transform: str) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    """Every image is read, decoded, put through the expensive function and resized again in each epoch, in worker processes."""
+    steps = [transforms.Lambda(_denoised)] if transform == "denoise" else []
+    steps += [
+        transforms.Resize((SIZE_PX, SIZE_PX)),
+        transforms.RandomCrop(SIZE_PX, padding=4, padding_mode="edge"),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize([0.5] * 3, [0.25] * 3),
+    ]
+    dataset = ImageFolder(f"{images}/train", transforms.Compose(steps))
+    return DataLoader(
+        dataset, batch_size, shuffle=True, drop_last=True, num_workers=num_workers, persistent_workers=num_workers > 0
+    )  # fmt: skip
+
+
+def _denoised(image: Image.Image) -> Image.Image:
+    return denoise(image)
+
+
+def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[int]:
+    """The rows of each step, after it: the network, the optimizer and the clipping of params.yaml, in fp32."""
+    torch.manual_seed(PROJECT.seed)
+    network = SmallResnet(SmallResnetArguments.model_validate(PROJECT.train.network_arguments), 3, NUM_CLASSES)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=PROJECT.train.learning_rate, weight_decay=PROJECT.train.weight_decay)
+    while True:
+        for images, targets in batches:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(network(images), targets, label_smoothing=PROJECT.train.label_smoothing)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(network.parameters(), PROJECT.train.gradient_clip_norm)
+            optimizer.step()
+            yield len(images)
+
+
+def main() -> None:
+    """Serve rounds."""
+    images, batch_size, num_workers, transform = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    training = steps(loader(images, batch_size, num_workers, transform))
+    next(training)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        for _ in range(2 * num_workers + 1):  # of batches that were made while others had their turn
+            next(training)
+        begin, rows, count = time.perf_counter(), 0, 0
+        while count < FEWEST_BATCHES or time.perf_counter() - begin < MIN_SECONDS:
+            rows += next(training)
+            count += 1
+        print(f"rate {rows / (time.perf_counter() - begin)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""How much of a hand-written loop's speed does a training step through Lightning and our module reach?
+
+`python -m bench.training_overhead` runs both in one process, in turns of some steps: the same network, optimizer, schedule,
+clipping, loader and batches, on images as large as the demo's and CIFAR-10's. It prints and writes one table.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.nn import functional as F
+
+from bench.conditions import conditions
+from slipway import files
+from slipway.data import packed
+from slipway.data.augmentation import plan_from_params, write_plan
+from slipway.preprocess import ImageContract
+from slipway.training.batches import Batch, TrainingBatches, training_loader
+from slipway.training.execution import arrange
+from slipway.training.module import TrainingModule
+from slipway.training.networks import Network, build_network
+from slipway.training.optimizers import optimizer_and_schedule
+from slipway.training.progress import silence_chatter
+from slipway.training.run import Job, Paths, prepare, prepare_process, step_arguments, training_batches
+from tests.packed_rows import packed_rows
+from tests.project_params import PROJECT, augment_params
+
+SCRATCH = Path(".work/bench/training_overhead")
+RESULT = Path("bench/results/training_overhead.md")
+NUM_ROUNDS = 15
+NUM_WARM_UP = 3  # rounds
+ROUND_SECONDS = 0.7
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained on."""
+
+    name: str
+    size_px: int
+    channels: int
+    num_classes: int
+    batch_size: int
+
+
+CASES = (Case("demo: 16 px, grey, batches of 128", 16, 1, 10, 128), Case("CIFAR-10: 32 px, RGB, batches of 128", 32, 3, 10, 128))
+
+
+def write_store(case: Case, folder: Path) -> None:
+    """A packed store of noise: what a step costs does not depend on what it sees."""
+    generator = np.random.default_rng(0)
+    shape = (case.size_px, case.size_px, case.channels)
+    splits: dict[str, packed.PackedSplitManifest] = {}
+    for split, num_rows in {"train": 16 * case.batch_size, "val": case.batch_size}.items():
+        (folder / "packed" / split).mkdir(parents=True, exist_ok=True)
+        np.save(folder / "packed" / split / "inputs.npy", generator.integers(0, 256, (num_rows, *shape), dtype=np.uint8))
+        ids = [files.sha256_bytes(f"{split}{row}".encode())[:32] for row in range(num_rows)]
+        rows = packed_rows(ids, ids, np.arange(num_rows) % case.num_classes)
+        splits[split] = packed.write_split(folder / "packed" / split, rows, shape)
+    contract = ImageContract(
+        kind="images",
+        transform=None,
+        size_px=case.size_px,
+        channels=case.channels,
+        fit="stretch",
+        interpolation="bilinear",
+        max_pixels=10**6,
+    )
+    manifest = packed.PackedManifest(
+        format_version=2,
+        task="image_classification",
+        input=contract,
+        classes=[str(number) for number in range(case.num_classes)],
+        mean=[0.5] * case.channels,
+        std=[0.3] * case.channels,
+        target_scale=None,
+        splits=splits,
+    )
+    packed.write_manifest(folder / "packed", manifest)
+    write_plan(folder / "augmented", plan_from_params(augment_params(crop_padding_px=2), 7))
+
+
+def prepare_case(case: Case) -> tuple[Job, Network]:
+    """The job of the project's own params on this case."""
+    folder = SCRATCH / f"{case.size_px}px"
+    write_store(case, folder)
+    nothing = folder / "nothing"
+    paths = Paths(folder / "packed", folder / "augmented", nothing, nothing, nothing, folder / "work", nothing, Path())
+    params = PROJECT.train.model_copy(update={"batch_size": case.batch_size, "strategy": "single", "devices": 1})
+    return prepare(7, params, paths)
+
+
+def hand_written(job: Job, network: Network, batches: TrainingBatches) -> Iterator[None]:
+    """One step for each `next`, as one writes it without a framework."""
+    parts: Any = optimizer_and_schedule(network, job.params, batches.num_steps)
+    optimizer, schedule = parts["optimizer"], parts["lr_scheduler"]["scheduler"]
+    device = torch.device("cuda" if job.placement.accelerator == "gpu" else "cpu")
+    network.to(device).train()
+    loader = training_loader(batches, 0, pin_memory=device.type == "cuda")
+    half = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(job.placement.precision)
+    scaler = torch.amp.GradScaler(device.type, enabled=half == torch.float16)
+    epoch = 0
+    while True:
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for batch in loader:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(device.type, half, enabled=half is not None):
+                answers = network(_inputs(batch, device))
+            loss = F.cross_entropy(answers.float(), batch.targets.to(device, non_blocking=True), label_smoothing=job.params.label_smoothing)
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), job.params.gradient_clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            yield
+        epoch += 1
+
+
+def _inputs(batch: Batch, device: torch.device) -> torch.Tensor:
+    from slipway.training.augmentation import Changes, augment_batch
+
+    inputs = batch.inputs.to(device, non_blocking=True)
+    if batch.changes is None:
+        return inputs
+    moved: Any = (value if value is None else value.to(device, non_blocking=True) for value in batch.changes)
+    return augment_batch(inputs, Changes(*moved))
+
+
+@dataclass
+class Turns(pl.Callback):
+    """After each round of Lightning's steps the other loop makes as many."""
+
+    other: Iterator[None]
+    wait: Callable[[], None]
+    num_steps: int = 2
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    _count: int = 0
+    _begin: float = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        self._count += 1
+        if self._count < self.num_steps:
+            return
+        self.wait()
+        self.ours.append((time.perf_counter() - self._begin) / self.num_steps)
+        begin = time.perf_counter()
+        for _ in range(self.num_steps):
+            next(self.other)
+        self.wait()
+        self.theirs.append((time.perf_counter() - begin) / self.num_steps)
+        self.num_steps = max(2, round(ROUND_SECONDS / self.theirs[-1]))
+        trainer.should_stop = len(self.ours) == NUM_WARM_UP + NUM_ROUNDS
+        self._count, self._begin = 0, time.perf_counter()
+
+
+def measure(case: Case) -> Turns:
+    """Both loops on one case."""
+    job, network = prepare_case(case)
+    prepare_process(job.params, job.placement, network)
+    torch.manual_seed(job.seed)
+    own = build_network(job.spec)
+    arrange(own, job.params, job.placement, job.spec.task)
+    batches = training_batches(job, 0)
+    on_gpu = job.placement.accelerator == "gpu"
+    turns = Turns(hand_written(job, own, batches), torch.cuda.synchronize if on_gpu else lambda: None)
+    trainer = pl.Trainer(
+        **step_arguments(job), max_epochs=-1, callbacks=[turns], logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    module = TrainingModule(network, job.params, job.seed, batches.num_steps, batches.ids, job.data.mean_weight)
+    trainer.fit(module, training_loader(batches, 0, pin_memory=on_gpu))
+    return turns
+
+
+def line(case: Case, turns: Turns) -> str:
+    """One row of the table."""
+    ours, theirs = turns.ours[NUM_WARM_UP:], turns.theirs[NUM_WARM_UP:]
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    medians = [statistics.median(values) * 1000 for values in (ours, theirs)]
+    share = f"{statistics.median(ratios):.1%} | {min(ratios):.1%} to {max(ratios):.1%}"
+    return f"| {case.name} | {medians[0]:.2f} | {medians[1]:.2f} | {share} |"
+
+
+def main() -> None:
+    """Every case, one after the other."""
+    silence_chatter()
+    lines = [
+        "| Images | Lightning and our module, ms | by hand, ms | speed reached, median of rounds | lowest and highest |",
+        "|---|---|---|---|---|",
+    ]
+    for case in CASES:
+        lines.append(line(case, measure(case)))
+        print(lines[-1], flush=True)
+    text, versions = "\n".join(lines), conditions("torch", "pytorch-lightning")
+    note = f"n = {NUM_ROUNDS} rounds of {ROUND_SECONDS:g} s each, in turns, in one process with {torch.get_num_threads()} threads."
+    notes = " ".join(sys.argv[1:])
+    files.write_text(RESULT, f"# A training step beside a hand-written loop\n\n{text}\n\n{NOTE}\n{note} {notes}\n{versions}\n")
+    print(RESULT.read_text())
+
+
+NOTE = """`small_resnet` of params.yaml, AdamW, warm-up and cosine, clipped gradients, label smoothing. The hand-written loop has no guard
+against losses that are not finite, no sample weights, no sums of the epoch, and no dropout that resumes exactly; ours has."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`slipway.training.timed_run` with a slow part in its loader path: `python -m tests.training.slowed_run KIND FOLDER`.
+
+`transform`: each sample computes for 20 ms on its way to the loader. `disk`: each stored row is waited for 20 ms.
+"""
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from slipway.data.packed import Inputs, PackedSplit
+from slipway.training.batches import Batch, TrainingBatches
+from slipway.training.timed_run import main
+
+SECONDS = 0.020  # for each sample
+
+
+class SlowTransform:
+    """Batches that cost processor time for every sample."""
+
+    def __init__(self, batches: TrainingBatches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, place: tuple[int, int]) -> Batch:
+        batch = self._batches[place]
+        end = time.perf_counter() + SECONDS * len(batch.rows)
+        while time.perf_counter() < end:
+            pass
+        return batch
+
+
+class ThrottledRows:
+    """Stored rows on a disk that lets one through every 20 ms."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self.shape, self.dtype = inputs.shape, inputs.dtype
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, rows: Any) -> Any:
+        found = self._inputs[rows]
+        time.sleep(SECONDS * (1 if found.ndim == len(self.shape) - 1 else len(found)))
+        return found
+
+
+def _throttled(split: PackedSplit) -> PackedSplit:
+    return replace(split, inputs=ThrottledRows(split.inputs))
+
+
+if __name__ == "__main__":
+    kind = sys.argv.pop(1)
+    if kind == "transform":
+        main(wrap_batches=SlowTransform)
+    elif kind == "disk":
+        main(wrap_split=_throttled)
+    else:
+        raise SystemExit(f"unknown kind {kind!r}")
