@@ -18,7 +18,7 @@ from tests.training.conftest import spec, write_project
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
 SINGLE = Placement("single", "32-true", "cpu", 1, 1, "none", None, ())
-ZERO_2, ZERO_3 = (Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, ()) for stage in (2, 3))
+ZERO_2, ZERO_3 = (Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, "none", None, ()) for stage in (2, 3))
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
 
 
