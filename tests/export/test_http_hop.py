@@ -3,7 +3,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,7 @@ def test_a_test_row_that_is_gone_from_the_data_is_refused() -> None:
 
 
 def test_a_sample_at_another_place_is_refused() -> None:
-    moved = [replace(sample(0, PAYLOADS[0]), source="elsewhere")]
+    moved = [sample(0, PAYLOADS[0])._replace(source="elsewhere")]
     with pytest.raises(IntegrityError, match="elsewhere changed"):
         list(original_payloads(moved, packed_rows()))
 
