@@ -218,7 +218,9 @@ class _Band:
 
     def _neighbours(self, max_bits: int) -> Codes:
         """Pairs that follow each other in the order of the first band: no crowd of equal hashes falls apart for being crowded."""
-        near = np.flatnonzero(np.bitwise_count(self.sorted[1:] ^ self.sorted[:-1]) <= max_bits) if self.number == 0 else []
+        if self.number:
+            return np.zeros(0, np.uint64)
+        near = np.flatnonzero(np.bitwise_count(self.sorted[1:] ^ self.sorted[:-1]) <= max_bits)
         return _codes(self.order[near], self.order[1:][near])
 
 
