@@ -57,7 +57,7 @@ def digest_json(value: Any) -> str:
     return sha256_bytes(canonical_json(value).encode())
 
 
-def write_bytes(path: Path, payload: bytes) -> None:
+def write_bytes(path: Path, payload: bytes | memoryview) -> None:
     """Write `payload` to `path` atomically, making its directory where needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)

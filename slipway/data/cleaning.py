@@ -1,7 +1,7 @@
 """Cleaning: every image is decoded in full, and what cannot be used is refused under the name of a rule.
 
 Nothing is repaired, relabelled or dropped in silence: kept + quarantined == read. The result depends on the content of the
-data, not on the order of files or the number of workers. Facts are held in Arrow columns, about half a kilobyte for each row.
+data, not on the order of files or the number of workers. Facts are held in Arrow columns, and the thumbnails in a file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,17 +17,19 @@ from slipway.data import near_duplicates, rules
 from slipway.data.digests import DigestList
 from slipway.data.findings import FINDINGS, Findings
 from slipway.data.image_quality import THUMBNAIL_PX
-from slipway.data.inspection import FACTS, Inspector
+from slipway.data.inspection import Inspector
 from slipway.data.outliers import robust_deviations
 from slipway.data.parallel import Engine, ordered_map
 from slipway.data.rows import ROWS
 from slipway.data.samples import RawSample
+from slipway.data.thumbnails import ThumbnailFile, thumbnail_file
 from slipway.errors import DataError
 from slipway.params import CleanParams
 
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
 _MAX_SHOWN = 3
+_HEXADECIMAL = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)  # the two digits of each byte
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,21 @@ def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
 
 def collect(batches: Iterable[pa.RecordBatch], params: CleanParams, task: Task, digests: DigestList | None = None) -> Cleaned:
     """Compare the samples with each other and with the user's digests, and sort them into kept, flagged and refused."""
-    facts = pa.Table.from_batches(batches, FACTS)
-    facts = digests.check(facts) if digests else facts
     findings = Findings(params.rules)
-    alone = pc.is_valid(facts["rule"])
-    findings.refuse_table(facts.filter(alone))
-    readable = facts.filter(pc.invert(alone))
-    kept = _compare(_sorted(readable), findings)
-    kept = _without_outliers(kept, params, task, findings)
-    kept, clusters = _without_twins(kept, params, findings)
-    findings.flag_table(kept)
-    if kept.num_rows + findings.num_refused != facts.num_rows:
-        raise AssertionError(f"{kept.num_rows} kept + {findings.num_refused} refused is not {facts.num_rows} read")
-    return Cleaned(_rows(kept, clusters, findings), findings.quarantine(), facts.num_rows, findings.flagged())
+    with thumbnail_file() as thumbnails:
+        facts = pa.Table.from_batches(map(thumbnails.take_from, batches), thumbnails.schema)
+        facts = digests.check(facts) if digests else facts
+        num_read = facts.num_rows
+        alone = pc.is_valid(facts["rule"])
+        findings.refuse_table(facts.filter(alone))
+        facts = facts.filter(pc.invert(alone))  # each step lets go of the table before it
+        facts = _compare(_sorted(facts), findings)
+        facts = _without_outliers(facts, params, task, findings)
+        facts, clusters = _without_twins(facts, thumbnails, params, findings)
+    findings.flag_table(facts)
+    if facts.num_rows + findings.num_refused != num_read:
+        raise AssertionError(f"{facts.num_rows} kept + {findings.num_refused} refused is not {num_read} read")
+    return Cleaned(_rows(facts, clusters, findings), findings.quarantine(), num_read, findings.flagged())
 
 
 def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
@@ -183,12 +187,12 @@ def _without_outliers(rows: pa.Table, params: CleanParams, task: Task, findings:
     return findings.apply(rows, pa.array(far), "outlier", pa.array(details, pa.string()))
 
 
-def _without_twins(rows: pa.Table, params: CleanParams, findings: Findings) -> tuple[pa.Table, pa.Array]:
+def _without_twins(rows: pa.Table, thumbnails: ThumbnailFile, params: CleanParams, findings: Findings) -> tuple[pa.Table, pa.Array]:
     """The rows by id, and each one's cluster: the smallest id in it, null for a row without a twin."""
     rows = rows.sort_by("sha256")
     if findings.action("near_duplicate") == "off" or not rows.num_rows:
         return rows, pa.nulls(rows.num_rows, pa.string())
-    twins = _twins(rows, params.near_duplicate_bits)
+    twins = _twins(rows, thumbnails, params.near_duplicate_bits)
     roots = near_duplicates.clusters(twins, rows.num_rows)
     of_cluster = pa.array(np.maximum(roots, 0), mask=roots < 0)
     ids = _ids(rows)
@@ -203,13 +207,11 @@ def _without_twins(rows: pa.Table, params: CleanParams, findings: Findings) -> t
     return findings.apply(rows, pa.array(marked), "near_duplicate", details), clusters
 
 
-def _twins(rows: pa.Table, max_bits: int) -> near_duplicates.Twins:
+def _twins(rows: pa.Table, thumbnails: ThumbnailFile, max_bits: int) -> near_duplicates.Twins:
     """Pairs of rows, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
     sides = np.minimum(rows["width"].to_numpy(), rows["height"].to_numpy())
     large = np.flatnonzero(sides >= THUMBNAIL_PX)
-    thumbnails = rows["thumbnail"].take(pa.array(large)).combine_chunks()
-    pixels = np.frombuffer(thumbnails.buffers()[1] or b"", np.uint8)[: len(large) * THUMBNAIL_PX**2].reshape(-1, THUMBNAIL_PX**2)
-    twins = near_duplicates.find_twins(pixels, max_bits)
+    twins = near_duplicates.find_twins(thumbnails.at(rows["place"].to_numpy()[large]), max_bits)
     return near_duplicates.Twins(large[twins.pairs], twins.correlations)
 
 
@@ -238,11 +240,19 @@ def _note_near_conflicts(rows: pa.Table, twins: near_duplicates.Twins, roots: ND
 
 def _ids(rows: pa.Table) -> pa.Array:
     """The first 32 hex digits of each row's SHA-256."""
-    return pa.array([value.hex()[:32] for value in rows["sha256"].to_pylist()], pa.string())
+    return pc.utf8_slice_codeunits(_hexadecimal(rows["sha256"]), 0, 32)
+
+
+def _hexadecimal(digests: pa.ChunkedArray) -> pa.Array:
+    """The digests of 32 bytes as text, without a Python object for each."""
+    joined = digests.combine_chunks()
+    values = np.frombuffer(joined.buffers()[1] or b"", np.uint8)[joined.offset * 32 : (joined.offset + len(joined)) * 32]
+    offsets = np.arange(len(joined) + 1, dtype=np.int32) * 64
+    return pa.StringArray.from_buffers(len(joined), pa.py_buffer(offsets), pa.py_buffer(_HEXADECIMAL[values]))
 
 
 def _rows(kept: pa.Table, clusters: pa.Array, findings: Findings) -> pa.Table:
-    hexadecimal = pa.array([value.hex() for value in kept["sha256"].to_pylist()], pa.string())
+    hexadecimal = _hexadecimal(kept["sha256"])
     columns = {name: kept[name] for name in ROWS.names if name in kept.column_names}
     columns |= {"id": pc.utf8_slice_codeunits(hexadecimal, 0, 32), "sha256": hexadecimal, "cluster": clusters}
     columns |= {"flags": findings.flags_of(kept["source"])}

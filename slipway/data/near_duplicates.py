@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from slipway.cores import num_cores
 from slipway.data.image_quality import THUMBNAIL_PX
+from slipway.data.thumbnails import Thumbnails
 
 MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
 _MIN_UNALIGNED = 0.5  # below it no crop of a twentieth brings two thumbnails into line
@@ -55,7 +56,7 @@ class Twins:
     correlations: NDArray[np.float64]  # (P,)
 
 
-def find_twins(thumbnails: NDArray[np.uint8], max_bits: int) -> Twins:
+def find_twins(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Twins:
     """All near duplicates among (N, 256) thumbnails whose hashes differ in at most `max_bits` of 64."""
     if not len(thumbnails):
         return Twins(_NONE, np.zeros(0))
@@ -110,7 +111,7 @@ class Hashes:
     weakest: NDArray[np.uint8]  # (N, 4, 4) the four least certain bits of each band, counted from its highest
 
 
-def hashes(thumbnails: NDArray[np.uint8]) -> Hashes:
+def hashes(thumbnails: NDArray[np.uint8] | Thumbnails) -> Hashes:
     """Of (N, 256) thumbnails."""
     parts = [_hash(thumbnails[begin : begin + _CHUNK_ROWS]) for begin in range(0, len(thumbnails), _CHUNK_ROWS)]
     return Hashes(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
@@ -217,7 +218,9 @@ class _Band:
 
     def _neighbours(self, max_bits: int) -> Codes:
         """Pairs that follow each other in the order of the first band: no crowd of equal hashes falls apart for being crowded."""
-        near = np.flatnonzero(np.bitwise_count(self.sorted[1:] ^ self.sorted[:-1]) <= max_bits) if self.number == 0 else []
+        if self.number:
+            return np.zeros(0, np.uint64)
+        near = np.flatnonzero(np.bitwise_count(self.sorted[1:] ^ self.sorted[:-1]) <= max_bits)
         return _codes(self.order[near], self.order[1:][near])
 
 
@@ -235,7 +238,7 @@ def _codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
 # Verification ---------------------------------------------------------------------------------------------------------------------
 
 
-def _correlations(thumbnails: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.float64]:
+def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> NDArray[np.float64]:
     """(P,) the best correlation of each pair over the crops of either side; once it suffices no further crop is tried."""
 
     def best_of(begin: int) -> NDArray[np.float64]:
@@ -250,8 +253,9 @@ def _best(one: Pictures, other: Pictures) -> NDArray[np.float64]:
     """The correlations as they are and, of those that a crop may raise to MIN_CORRELATION, over the crops."""
     best = _correlation(one, other)
     undecided = np.flatnonzero((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
-    # Most pairs that share a hash by chance go no further than float32.
-    rough = _over_crops(*(side[undecided].astype(np.float32) for side in (one, other)), best[undecided], MIN_CORRELATION - _ROUGH)
+    # Most pairs that share a hash by chance go no further than this.
+    coarse = one[undecided].astype(np.float32), other[undecided].astype(np.float32)
+    rough = _over_crops(coarse[0], coarse[1], best[undecided], MIN_CORRELATION - _ROUGH)
     undecided = undecided[rough >= MIN_CORRELATION - _ROUGH]
     best[undecided] = _over_crops(one[undecided], other[undecided], best[undecided], MIN_CORRELATION)
     return best

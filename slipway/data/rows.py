@@ -70,7 +70,7 @@ def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
     _check(path, table.schema, schema)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    files.write_bytes(path, sink.getvalue().to_pybytes())
+    files.write_bytes(path, memoryview(sink.getvalue()))
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
