@@ -31,14 +31,18 @@ OWN = {  # what a stage may have replaced, file by file, before it met the fault
 SIZE_MIB = 96
 UNPRIVILEGED = "setpriv --inh-caps=-all --bounding-set=-dac_override,-dac_read_search,-fowner"
 MAKE_DISK = f"mount -t tmpfs -o size={SIZE_MIB}m none disk && cp -a project/. disk && cd disk"
-FILL = "dd if=/dev/zero of=filler bs=1M status=none 2>/dev/null; i=0; while echo x >pad$i; do i=$((i + 1)); done 2>/dev/null; "
+# Without the cache of onnxruntime, which gives blocks back while a stage runs.
+FILL = (
+    "rm -rf .work/cache; dd if=/dev/zero of=filler bs=1M status=none 2>/dev/null; "
+    "i=0; while echo x >pad$i; do i=$((i + 1)); done 2>/dev/null; "
+)
 # What is done to the disk, and how a command is then run on it.
 FAULTS = {
     "full": (FILL, ""),
     "nearly full": (FILL + "truncate -s -40K filler", ""),
     "read-only": ("mount -o remount,ro $PWD", ""),
     "without permission": ("chmod -R a-w .", UNPRIVILEGED),
-    "with a limit of file sizes": ("ulimit -f 1", ""),
+    "with a limit of file sizes": ("", "prlimit --fsize=4096"),
 }
 SAYS = {
     "full": "No space left on device",
@@ -62,7 +66,7 @@ def run_on(project: Project, folder: Path, prepare: str, command: str) -> tuple[
     (folder / "project").symlink_to(project.path)
     results = "find data artifacts metrics reports -type f ! -path 'data/demo/*' -exec sha256sum {} +"
     script = (
-        f"{MAKE_DISK} && source env.sh && export DVC_SITE_CACHE_DIR={folder}/dvc; {prepare}\n"
+        f"{MAKE_DISK} && source env.sh && export DVC_SITE_CACHE_DIR={folder}/dvc PYTHONDONTWRITEBYTECODE=1; {prepare}\n"
         f"date +%s.%N >&3; {command} >/dev/null 2>../stderr; code=$?; date +%s.%N >&3; echo $code >&3; {results} >&3"
     )
     with (folder / "found").open("w") as found:
@@ -84,8 +88,8 @@ def test_what_is_run_here_succeeds_on_a_disk_with_room(finished: Project, tmp_pa
 def test_a_disk_that_refuses_is_one_line_and_harms_nothing(finished: Project, tmp_path: Path, stage: str, fault: str) -> None:
     prepare, runner = FAULTS[fault]
     code, seconds, said, after = run_on(finished, tmp_path / "run", prepare, f"{runner} python -m stages.{stage}")
-    if fault == "nearly full" and code == 0:
-        return  # all that it writes fits into 40 KiB
+    if code == 0 and fault in ("nearly full", "with a limit of file sizes"):
+        return  # all that it writes is small enough
     assert code == 1, said
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, said

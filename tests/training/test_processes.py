@@ -70,7 +70,7 @@ def test_a_process_that_does_not_watch_its_parent_stays() -> None:
 
 
 def _fail_with(children: list[Any]) -> None:
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)))
+    trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)))
     with ended_together(trainer):
         raise ValueError("rank 0 failed")
 
@@ -83,7 +83,7 @@ def test_started_ranks_end_when_the_first_one_fails() -> None:
 
 
 def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=None))
+    trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=None))
     with pytest.raises(ValueError, match="its own"), ended_together(trainer):
         raise ValueError("its own")
 
