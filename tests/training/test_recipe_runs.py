@@ -1,4 +1,4 @@
-"""Whole trainings with averaged weights, an early end, pretrained weights and frozen parts: in real processes, killed and resumed."""
+"""Whole trainings with averaged or pretrained weights, frozen parts or an early end, in real processes, killed and resumed."""
 
 import json
 from pathlib import Path
