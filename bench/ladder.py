@@ -123,6 +123,7 @@ def rows() -> list[Row]:
     """The whole ladder; what cannot run here says why."""
     gpus = torch.cuda.device_count()
     one = {"strategy": "single", "devices": 1, "precision": "32-true", "accelerator": "cpu"}
+    bf16 = {**one, "precision": "bf16-mixed", "channels_last": False}
     two = {**one, "strategy": "ddp", "devices": 2}
     gpu = {"accelerator": "gpu", "devices": 1, "strategy": "single", "precision": "16-mixed"}
     zero = {"strategy": "deepspeed_stage_2"}
@@ -134,7 +135,7 @@ def rows() -> list[Row]:
         Row("packed", "packed store, fp32, 1 process", "naive", one),
         Row("naive denoised", f"naive with the expensive function, {num_cores()} workers, fp32, 1 process", None, None, True),
         Row("packed denoised", "packed store, the function precomputed, fp32, 1 process", "naive denoised", one, True),
-        Row("bf16", "packed store, bf16-mixed on the CPU", "packed", {**one, "precision": "bf16-mixed", "channels_last": False}),
+        Row("bf16", "packed store, bf16-mixed on the CPU, channels_last false", "packed", bf16),
         Row("ddp", "packed store, 2 DDP processes on the CPU", "packed", two),
         Row("zero 2", "packed store, 2 processes, ZeRO-2 on the CPU", "ddp", {**two, "strategy": "deepspeed_stage_2"}),
         Row("gpu fp32", "packed store, 1 GPU, fp32", "packed", {**gpu, "precision": "32-true"}, missing=no_gpu),
@@ -185,10 +186,14 @@ def table(ladder: list[Row]) -> str:
         if not row.rates:
             lines.append(f"{start} {row.missing} | | {places.get(row.baseline or '', '')} | | |")
             continue
-        found, rates = gains(row, ladder), f"{statistics.median(row.rates):,.0f} | {min(row.rates):,.0f} to {max(row.rates):,.0f}"
+        found, rates = gains(row, ladder), f"{_rate(statistics.median(row.rates))} | {_rate(min(row.rates))} to {_rate(max(row.rates))}"
         gain = f"{statistics.median(found):.2f} | {min(found):.2f} to {max(found):.2f}" if found else " | "
         lines.append(f"{start} {rates} | {places.get(row.baseline or '', '')} | {gain} |")
     return "\n".join(lines)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
 def draw(ladder: list[Row]) -> None:
@@ -210,8 +215,9 @@ def draw(ladder: list[Row]) -> None:
         found = gains(row, ladder)
         base = next((number for number, other in enumerate(ladder, 1) if other.key == row.baseline), 0)
         note = f"  {statistics.median(found):.2f}x row {base}" if found else ""
-        axes.text(max(row.rates) * 1.05, place, f"{median:,.0f}{note}", va="center", fontsize=8)
+        axes.text(max(row.rates) * 1.05, place, f"{_rate(median)}{note}", va="center", fontsize=8)
     axes.set_yticks(range(len(shown)), [f"{number}  {row.name}" for number, row in shown], fontsize=8)
+    axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlim(floor, max(max(row.rates) for row in ladder if row.rates) * 6)
     axes.set_xlabel("rows per second")
     axes.spines[["top", "right"]].set_visible(False)

@@ -76,7 +76,7 @@ def _why_data(facts: Facts, is_jpeg: bool) -> tuple[str, str]:
 
 def candidates(params: TrainParams, placement: Placement, task: Task, num_train: int, num_cores: int) -> list[Candidate]:
     """What a trial may show to be faster here."""
-    # Convolutions of oneDNN in bfloat16 are many times slower with channels last (bench/LOG.md): on the CPU tried without.
+    # On the CPU bfloat16 was slow in either layout, and slowest with channels last (bench/LOG.md): tried without.
     plain = {"channels_last": False} if placement.accelerator == "cpu" and placement.zero_stage is None and not is_table(task) else {}
     found = [Candidate({"precision": name, **plain}) for name in _other_precisions(placement)]
     if not params.compile and placement.zero_stage != 3 and not missing_compiler(placement.accelerator):

@@ -71,6 +71,7 @@ def test_compiling_changes_no_name_of_a_weight() -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, killed, plain = (write_project(tmp_path / name, compile=name != "plain") for name in ("whole", "killed", "plain"))
     done = run_training(whole)
