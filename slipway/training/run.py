@@ -59,7 +59,9 @@ class Paths:
 
 
 @dataclass(frozen=True)
-class _Data:
+class TrainingData:
+    """What a training reads."""
+
     manifest: PackedManifest
     train: list[PackedSplit]  # the split, and its offline copies where there are some
     val: PackedSplit
@@ -86,7 +88,7 @@ class _Job:
     params: TrainParams
     paths: Paths
     placement: Placement
-    data: _Data
+    data: TrainingData
     spec: NetworkSpec
     shape: StepShape
     fingerprint: Fingerprint
@@ -121,8 +123,8 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
 
 def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Network]:
     placement = place(params, this_machine())
-    data = _open_data(paths)
-    spec = _network_spec(params, data.manifest)
+    data = open_data(paths)
+    spec = network_spec(params, data.manifest)
     torch.manual_seed(seed)
     network = build_network(spec)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
@@ -130,14 +132,16 @@ def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Networ
     return _Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
 
-def _open_data(paths: Paths) -> _Data:
+def open_data(paths: Paths) -> TrainingData:
+    """Map what `precompute` and `augment` left; SchemaError if it is missing or does not fit."""
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
     split = open_split(paths.packed, manifest, "train")
-    return _Data(manifest, [split, copies] if copies else [split], open_split(paths.packed, manifest, "val"), plan)
+    return TrainingData(manifest, [split, copies] if copies else [split], open_split(paths.packed, manifest, "val"), plan)
 
 
-def _network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
+def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
+    """The network that `params` ask for, for the data of `manifest`."""
     return NetworkSpec(
         task=manifest.task,
         name=params.network,
@@ -156,7 +160,7 @@ def _logs(job: _Job) -> tuple[Path, Path]:
 
 def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
-    _prepare_process(placement, network)
+    prepare_process(placement, network)
     saver = Saver(job.saves, resumed, params.keep, params.checkpoint_every_epochs)
     lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
     trainer = pl.Trainer(
@@ -175,7 +179,7 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     )
     classes = is_classification(data.manifest.task)
     on_gpu = placement.accelerator == "gpu"
-    changes = _image_changes(data.plan, data.manifest.input, on_gpu)
+    changes = image_changes(data.plan, data.manifest.input, on_gpu)
     training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, changes, classes=classes)
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     with ended_together(trainer):
@@ -188,11 +192,13 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
         )
 
 
-def _image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
+def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
+    """What is done to images, on the device where that is a GPU; None for tables."""
     return ImageChanges(plan, contract.size_px, on_device=on_gpu) if isinstance(contract, ImageContract) else None
 
 
-def _prepare_process(placement: Placement, network: Network) -> None:
+def prepare_process(placement: Placement, network: Network) -> None:
+    """Set torch, the allocator and `network` up for `placement`."""
     # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
@@ -231,7 +237,7 @@ def _finish(job: _Job) -> None:
     card = ModelCard(
         format_version=2,
         network=job.spec,
-        num_parameters=_num_parameters(_network_with(job.spec, weights)),
+        num_parameters=count_parameters(_network_with(job.spec, weights)),
         weights_sha256="",  # known when they are written
         epochs=save.epoch,
         kept_epoch=save.kept_epoch,
@@ -282,7 +288,8 @@ def _short(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name.replace("/", "_"): value for name, value in metrics.items() if name != "learning_rate"}
 
 
-def _num_parameters(network: Network) -> int:
+def count_parameters(network: Network) -> int:
+    """Values in all parameters."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
@@ -304,7 +311,7 @@ def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
 def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | None) -> None:
     spec, shape, placement, num_train = job.spec, job.shape, job.placement, job.data.num_train
     answers = f"{len(spec.classes)} classes" if spec.classes else "a number"
-    print(f"network   {spec.name}, {_num_parameters(network):,} parameters, {'x'.join(map(str, spec.input.shape))} -> {answers}")
+    print(f"network   {spec.name}, {count_parameters(network):,} parameters, {'x'.join(map(str, spec.input.shape))} -> {answers}")
     print(f"rows      {num_train:,} for training, {len(job.data.val):,} for validation")
     print(
         f"step      {shape.batch_size} rows = {shape.per_device} per device x {shape.world_size} process{'es' * (shape.world_size > 1)} "
