@@ -231,6 +231,8 @@ class TrainParams(_Section):
     num_workers: Annotated[int, Field(ge=0)]  # loader processes per device; 0 loads in the trainer itself
     keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
     checkpoint_every_epochs: Positive  # how much a killed run repeats at most
+    log_every_steps: Positive  # scalars of a step in TensorBoard and the run log
+    log_histograms_every_epochs: Annotated[int, Field(ge=0)]  # of weights and gradients in TensorBoard; 0 for none
 
     @model_validator(mode="after")
     def _warms_up_before_its_end(self) -> Self:

@@ -14,6 +14,8 @@ PATHS = Paths(
     live=Path("reports/live"),
     work=Path(".work/train"),
     tensorboard=Path(".work/tensorboard"),
+    log=Path(".work/log"),
+    costs=Path(".work/plan/costs.json"),
     root=Path(),
 )
 

@@ -44,7 +44,7 @@ class Rehearsal:
         with torch.autocast(self.device.type, dtype=self._half) if self._half else nullcontext():
             loss = self.module.training_step(batch, index % len(self.batches))
         self.optimizer.zero_grad()
-        self._scaler.scale(loss).backward()
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self._scaler.unscale_(self.optimizer)
         if self._params.gradient_clip_norm:
             clip_grad_norm_(self.module.parameters(), self._params.gradient_clip_norm)

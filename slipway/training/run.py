@@ -7,7 +7,7 @@ augmentation and dropout are functions of `seed`, so equal inputs give equal wei
 import subprocess
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +34,25 @@ from slipway.training.batches import (
     validation_loader,
 )
 from slipway.training.checkpoints import Save, Saver, Saves, consolidated_weights
+from slipway.training.costs import CostMeter, write_costs
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.freed_memory import keep_freed_memory
 from slipway.training.module import TrainingModule
 from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
-from slipway.training.processes import end_at_once_on_sigterm, end_with_parent, ended_together, is_first_process, was_started_by_another
+from slipway.training.processes import (
+    end_at_once_on_sigterm,
+    end_with_parent,
+    ended_together,
+    is_first_process,
+    process_rank,
+    was_started_by_another,
+)
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
+from slipway.training.run_log import RunLog
+from slipway.training.step_clock import StepClock
 from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
+from slipway.training.telemetry import StepTelemetry, Where
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class Paths:
     live: Path
     work: Path  # resumable state
     tensorboard: Path
+    log: Path  # folder of the run log
+    costs: Path  # what the last training really took
     root: Path  # of the project, for the digests of its code
 
 
@@ -97,6 +110,10 @@ class _Job:
     def saves(self) -> Saves:
         return Saves(self.paths.work, self.fingerprint)
 
+    @property
+    def board(self) -> Path:
+        return self.paths.tensorboard / self.fingerprint.name
+
 
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
     """Train as `params` ask and write the checkpoint and its metrics.
@@ -104,21 +121,35 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     ParamsError, UnavailableError: it cannot run as asked. TrainingError: it went wrong. LockedError: another one runs.
     """
     silence_chatter()
-    job, network = _prepare(seed, params, paths)
-    first = is_first_process()
+    with RunLog(paths.log, process_rank()) as log:
+        job, network = _prepare(seed, params, paths)
+        log.name_run(job.fingerprint.name)
+        _train(job, network, log)
+
+
+def _train(job: _Job, network: Network, log: RunLog) -> None:
+    params, paths, first = job.params, job.paths, is_first_process()
+    num_parameters = count_parameters(network)  # before ZeRO-3 cuts it up
     if was_started_by_another():
         end_with_parent()
     with files.lock(paths.work / "lock", "a training") if first else nullcontext():
         resumed, problems = job.saves.newest()
         if first:
             job.saves.open()
-            _print_start(job, network, [*problems, *(f"not resumed: {line}" for line in job.saves.others())], resumed)
-        if resumed is None or resumed.epoch < params.epochs:
-            _fit(job, network, resumed)
+            notes = [*problems, *(f"not resumed: {line}" for line in job.saves.others())]
+            _print_start(job, network, notes, resumed)
+            log.write("started", resumed_epoch=resumed.epoch if resumed else 0, notes=notes, **asdict(job.placement))
+        meter = CostMeter(job.saves.root)
+        trains = resumed is None or resumed.epoch < params.epochs
+        if trains:
+            _fit(job, network, resumed, log, meter)
         elif first:
-            log_finished(*_logs(job), resumed.history)
+            log_finished(paths.live, resumed.history if resumed else [])
         if first:
             _finish(job)
+            log.write("finished")
+            if trains:
+                write_costs(paths.costs, job.fingerprint.name, num_parameters, meter, paths.checkpoint, job.board)
 
 
 def _prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[_Job, Network]:
@@ -154,23 +185,23 @@ def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
     )
 
 
-def _logs(job: _Job) -> tuple[Path, Path]:
-    return job.paths.tensorboard / job.fingerprint.name, job.paths.live
-
-
-def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
+def _fit(job: _Job, network: Network, resumed: Save | None, log: RunLog, meter: CostMeter) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
     prepare_process(placement, network)
     saver = Saver(job.saves, resumed, params.keep, params.checkpoint_every_epochs)
-    lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
+    clock = StepClock()
+    lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size, clock)
+    telemetry = StepTelemetry(params, _where(job, resumed), log, clock)
+    bars = progress_bars(telemetry)
     trainer = pl.Trainer(
         **trainer_arguments(placement, shape.per_device),
         max_epochs=params.epochs,
         accumulate_grad_batches=shape.num_accumulated,
         gradient_clip_val=params.gradient_clip_norm or None,
-        callbacks=[_SetupCheck(placement), lines, saver, *progress_bars()],
-        logger=loggers(*_logs(job)) if is_first_process() else False,
-        enable_progress_bar=bool(progress_bars()),
+        callbacks=[_SetupCheck(placement), lines, telemetry, meter, saver, *bars],
+        logger=loggers(job.paths.live) if is_first_process() else False,
+        profiler=clock,
+        enable_progress_bar=bool(bars),
         enable_model_summary=False,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
@@ -190,6 +221,16 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
             ckpt_path=str(job.saves.state(resumed.epoch)) if resumed else None,
             weights_only=True,
         )
+
+
+def _where(job: _Job, resumed: Save | None) -> Where:
+    return Where(
+        board=job.board,
+        rows_per_step=job.shape.batch_size,
+        num_accumulated=job.shape.num_accumulated,
+        steps_per_epoch=job.data.num_train // job.shape.batch_size,
+        history=resumed.history if resumed else [],
+    )
 
 
 def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:

@@ -43,11 +43,11 @@ class StepMemory:
         return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations
 
 
-class _LiveStorages(TorchDispatchMode):
+class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the storages that operations make, until they die; notes the most, and the gradients that were among it."""
 
     def __init__(self, network: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._network = network
         self._known: set[int] = set()
         self._live = 0
@@ -81,7 +81,13 @@ class _LiveStorages(TorchDispatchMode):
 
 
 def trace_step(
-    network: Network, params: TrainParams, rows: int, *, half: torch.dtype | None = None, casts_parameters: bool = False, accumulates: bool = False
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    *,
+    half: torch.dtype | None = None,
+    casts_parameters: bool = False,
+    accumulates: bool = False,
 ) -> StepMemory:
     """The memory of a step of `rows` rows at a time. `network` is not changed.
 
@@ -103,8 +109,9 @@ def trace_step(
             live.start([*copied.parameters(), *copied.buffers(), *gradients, *state])
             del gradients
             _pass(copied, params, rows, autocast, accumulates=accumulates)
-        held = [_bytes(copied.parameters()), live.gradients_then, _bytes(state), _bytes(copied.buffers())]
-        return StepMemory(*held, activations=live.most - sum(held))
+        held = {"parameters": _bytes(copied.parameters()), "gradients": live.gradients_then}
+        held |= {"optimizer": _bytes(state), "buffers": _bytes(copied.buffers())}
+        return StepMemory(**held, activations=live.most - sum(held.values()))
 
 
 def _cast(network: Network, half: torch.dtype) -> None:
@@ -136,7 +143,7 @@ def _pass(network: Network, params: TrainParams, rows: int, autocast: Any, *, ac
         loss = RowLosses(network, params)(network(inputs), targets).mean()
     if not accumulates:
         network.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:
