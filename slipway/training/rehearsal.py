@@ -20,16 +20,15 @@ from slipway.training.strategies import Placement
 
 
 class Rehearsal:
-    """A network, its optimizer and its batches on the device of `placement`, `rows` rows at a time, without accumulation."""
+    """A network, its optimizer and its batches on the device of `placement`, in steps of `shape`, which is of one process."""
 
-    def __init__(self, seed: int, params: TrainParams, data: TrainingData, placement: Placement, rows: int) -> None:
-        self._params, self._on_gpu = params, placement.accelerator == "gpu"
+    def __init__(self, seed: int, params: TrainParams, data: TrainingData, placement: Placement, shape: StepShape) -> None:
+        self._params, self._shape, self._on_gpu = params, shape, placement.accelerator == "gpu"
         self.device = torch.device("cuda" if self._on_gpu else "cpu")
         torch.manual_seed(seed)
         network = build_network(network_spec(params, data.manifest))
         alone = _alone(placement)
         prepare_process(alone, network)
-        shape = StepShape(rows, rows, 1, 1)
         changes = image_changes(data.plan, data.manifest.input, self._on_gpu)
         self.batches = TrainingBatches(data.train, shape, 0, seed, changes, classes=is_classification(data.manifest.task))
         self.module = TrainingModule(network, params, seed, self.batches.num_steps, self.batches.ids, data.mean_weight).to(self.device)
@@ -39,18 +38,32 @@ class Rehearsal:
         self.module.train()
 
     def step(self, index: int) -> float:
-        """One optimizer step on the batch `index`, counted through all epochs; its loss. TrainingError if that is not finite."""
-        batch = self._to_device(self.batches[divmod(index, len(self.batches))])
-        with torch.autocast(self.device.type, dtype=self._half) if self._half else nullcontext():
-            loss = self.module.training_step(batch, index % len(self.batches))
-        self.optimizer.zero_grad()
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        """The optimizer step `index`, counted through all epochs; its mean loss. TrainingError if that is not finite."""
+        losses = []
+        for number in range(self._shape.num_accumulated):
+            losses.append(self._backward(index * self._shape.num_accumulated + number, first=number == 0))
         self._scaler.unscale_(self.optimizer)
         if self._params.gradient_clip_norm:
             clip_grad_norm_(self.module.parameters(), self._params.gradient_clip_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
+        return statistics.fmean(losses)
+
+    def _backward(self, index: int, *, first: bool) -> float:
+        """In the order of Lightning, which frees the gradients of the step before after the first forward pass."""
+        batch = self._to_device(self.batches[divmod(index, len(self.batches))])
+        with torch.autocast(self.device.type, dtype=self._half) if self._half else nullcontext():
+            loss = self.module.training_step(batch, index % len(self.batches))
+        if first:
+            self.optimizer.zero_grad()
+        self._scaler.scale(loss / self._shape.num_accumulated).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
+
+    def step_at(self, index: int, learning_rate: float) -> float:
+        """The same at a learning rate of its own."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        return self.step(index)
 
     def step_seconds(self, most_steps: int, most_seconds: float) -> float:
         """The median of up to `most_steps` steps after a first one, which warms up; at least one, whatever it takes."""

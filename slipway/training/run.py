@@ -71,6 +71,20 @@ class Paths:
     root: Path  # of the project, for the digests of its code
 
 
+PROJECT_PATHS = Paths(
+    packed=Path("data/packed"),
+    augmented=Path("data/augmented"),
+    checkpoint=Path("artifacts/checkpoint"),
+    metrics=Path("metrics/train.json"),
+    live=Path("reports/live"),
+    work=Path(".work/train"),
+    tensorboard=Path(".work/tensorboard"),
+    log=Path(".work/log"),
+    costs=Path(".work/plan/costs.json"),
+    root=Path(),
+)
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """What a training reads."""

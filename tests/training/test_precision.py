@@ -6,7 +6,7 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from slipway.training.networks import Network, build_network
 from slipway.training.precision import fit_into_half
-from slipway.training.run import _prepare_process
+from slipway.training.run import prepare_process
 from slipway.training.strategies import Placement, PrecisionName, trainer_arguments
 from tests.training.conftest import CONTRACT, spec
 
@@ -58,7 +58,7 @@ def test_what_is_saved_stays_float32() -> None:
 @pytest.mark.parametrize(("precision", "allowed"), [("32-true", False), ("16-mixed", True)])
 def test_float32_is_not_tensor_float_32(monkeypatch: pytest.MonkeyPatch, precision: PrecisionName, allowed: bool) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    _prepare_process(Placement("single", precision, "gpu", 1, 1, ()), build_network(spec()))
+    prepare_process(Placement("single", precision, "gpu", 1, 1, ()), build_network(spec()))
     assert torch.backends.cudnn.allow_tf32 is allowed
 
 

@@ -12,9 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from slipway.training.augmentation import augment_batch
 from slipway.training.batches import TrainingBatches, cut_step
-from slipway.training.run import TrainingData, image_changes, open_data
+from slipway.training.run import PROJECT_PATHS, TrainingData, image_changes, open_data
 from slipway.training.run_log import RunLog, read_log
-from stages.train import PATHS
 from tests.training.conftest import write_project
 from tests.training.real_runs import kill_after, run_training
 
@@ -41,7 +40,7 @@ def values(events: EventAccumulator, tag: str) -> list[float]:
 
 def data_of(project: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingData:
     monkeypatch.chdir(project)
-    return open_data(PATHS)
+    return open_data(PROJECT_PATHS)
 
 
 def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
