@@ -1,10 +1,9 @@
-"""Proposed changes of params.yaml: shown as a patch, written only when asked to, and then with every comment left in its place."""
+"""Proposed changes of params.yaml: shown as a patch, written only when asked to. Nothing but the numbers is touched."""
 
 import difflib
-import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -12,13 +11,12 @@ from slipway import files
 from slipway.errors import ParamsError
 from slipway.params import parse_params
 
-_WIDTH = 1 << 16  # of a line, so that none is folded
+_NUMBER = re.compile(r"[^\s,}#]+")  # a plain scalar, up to what follows it on its line
 
 
-def patched(text: str, changes: Mapping[str, Any]) -> str:
-    """`text` with "section.key" values changed; ParamsError if a key is not there or the result is not valid."""
-    yaml = _round_trip()
-    content = yaml.load(text)
+def patched(text: str, changes: Mapping[str, int | float]) -> str:
+    """`text` with the numbers at "section.key" replaced; ParamsError if a key is not there or the result is not valid."""
+    lines, content = text.splitlines(keepends=True), YAML(typ="rt").load(text)
     for place, value in changes.items():
         *sections, key = place.split(".")
         section = content
@@ -26,11 +24,17 @@ def patched(text: str, changes: Mapping[str, Any]) -> str:
             section = section[name]
         if key not in section:
             raise ParamsError(f"{place} is not in params.yaml, so it cannot be changed there.")
+        line, column = section.lc.value(key)
+        lines[line] = lines[line][:column] + _NUMBER.sub(repr(value), lines[line][column:], count=1)
         section[key] = value
-    buffer = io.StringIO()
-    yaml.dump(content, buffer)
-    parse_params(YAML(typ="safe", pure=True).load(buffer.getvalue()), "the changed params.yaml")
-    return buffer.getvalue()
+    result = "".join(lines)
+    found = YAML(typ="safe", pure=True).load(result)
+    if found != content:
+        raise ParamsError(
+            f"{', '.join(changes)} of params.yaml could not be replaced in place. Write the numbers by hand: {dict(changes)}."
+        )
+    parse_params(found, "the changed params.yaml")
+    return result
 
 
 def difference(before: str, after: str, name: str = "params.yaml") -> str:
@@ -39,18 +43,10 @@ def difference(before: str, after: str, name: str = "params.yaml") -> str:
     return "".join(lines)
 
 
-def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
+def propose(path: Path, changes: Mapping[str, int | float], *, apply: bool) -> str:
     """The patch as text; with `apply` the file is replaced, atomically."""
     before = path.read_text()
     after = patched(before, changes)
     if apply and after != before:
         files.write_text(path, after)
     return difference(before, after, path.name)
-
-
-def _round_trip() -> YAML:
-    yaml = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = _WIDTH
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    return yaml

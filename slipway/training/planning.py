@@ -22,7 +22,7 @@ from slipway.training.strategies import Machine, Placement
 
 # On the CPU a process holds more than its tensors: kernels' own memory and what the allocator keeps. Measured: 1.1 to 1.4 times
 # (bench/results/memory_plan.md).
-_CPU_SLACK = 1.25
+CPU_SLACK = 1.25
 _EVENT_BYTES = 60  # of a scalar in TensorBoard's files
 _NUM_SCALARS = 7
 _HISTOGRAM_BYTES = 4500  # measured on weights and gradients of the demo
@@ -151,7 +151,7 @@ def _shape(train: TrainParams, placement: Placement, data: TrainingData | None, 
 
 def process_bytes(traces: Traces, placement: Placement, base_bytes: int, data: TrainingData | None) -> int:
     """Of one process on the CPU that held `base_bytes` when it had imported everything."""
-    return base_bytes + int(_CPU_SLACK * planned_memory(traces, placement).total) + _mapped_bytes(data)
+    return base_bytes + int(CPU_SLACK * planned_memory(traces, placement).total) + _mapped_bytes(data)
 
 
 def _check_memory(

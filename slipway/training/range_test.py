@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from slipway.errors import TrainingError
 
-_SMOOTHING = 0.95  # of the moving average, freed of its start as Adam's are (arXiv 1412.6980, section 3)
+_SMOOTHING = 0.9  # of the moving average, freed of its start as Adam's are (arXiv 1412.6980, section 3)
 _DIVERGED = 3.0  # times the lowest smoothed loss
 _FEWEST_POINTS = 10
 _BELOW_LOWEST = 10.0

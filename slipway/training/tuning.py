@@ -7,7 +7,6 @@ loss, optimizer, augmentation and precision of the training.
 import argparse
 import gc
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -34,7 +33,7 @@ PLOT = Path("reports/learning_rate.svg")
 _PARAMS = Path("params.yaml")
 
 
-def tune_batch(params: Params, paths: Paths, seconds: float, *, changes_step: bool) -> dict[str, Any]:
+def tune_batch(params: Params, paths: Paths, seconds: float, *, changes_step: bool) -> dict[str, int | float]:
     """Print what each size of a device's batch does; the changes to propose.
 
     `max_batch_per_device` becomes the largest that fits, which changes no result but rounding. With `changes_step` also
@@ -47,7 +46,7 @@ def tune_batch(params: Params, paths: Paths, seconds: float, *, changes_step: bo
     if most is None or best is None:
         raise UnavailableError("not even one row fits into the memory here. Take a smaller network or smaller images.")
     print(f"largest that fits or that there are rows for: {most}; fastest: {best}")
-    changes: dict[str, Any] = {"train.max_batch_per_device": most}
+    changes: dict[str, int | float] = {"train.max_batch_per_device": most}
     return changes | ({"train.batch_size": best * placement.world_size} if changes_step else {})
 
 
@@ -73,7 +72,7 @@ def _cells(trial: Trial) -> list[str]:
     return [str(trial.rows), "" if trial.predicted_bytes is None else size(trial.predicted_bytes), rate]
 
 
-def tune_learning_rate(params: Params, paths: Paths, num_steps: int, lowest: float, highest: float, plot: Path) -> dict[str, Any]:
+def tune_learning_rate(params: Params, paths: Paths, num_steps: int, lowest: float, highest: float, plot: Path) -> dict[str, int | float]:
     """Run the range test with the batch of the params, draw it into `plot` (SVG or PNG); the change to propose."""
     placement, data = place(params.train, this_machine()), open_data(paths)
     shape = cut_step(params.train.batch_size, 1, params.train.max_batch_per_device)
