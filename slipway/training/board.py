@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.tensorboard import SummaryWriter
 
 _SHOWN_IMAGES = 64
+_FRAME = 128  # grey level
 
 
 class Board:
@@ -30,8 +32,9 @@ class Board:
         self._writer.flush()
 
     def images(self, name: str, pixels: Tensor, step: int) -> None:
-        """The first of (B, H, W, C) uint8 images in a grid, pixel for pixel."""
-        self._writer.add_images(name, pixels[:_SHOWN_IMAGES], step, dataformats="NHWC")
+        """The first of (B, H, W, C) uint8 images in a grid, pixel for pixel, each with a line of one pixel around it."""
+        framed = pad(pixels[:_SHOWN_IMAGES], (0, 0, 1, 1, 1, 1), value=_FRAME)
+        self._writer.add_images(name, framed, step, dataformats="NHWC")
         self._writer.flush()
 
     def histogram(self, name: str, values: Tensor, step: int) -> None:

@@ -95,7 +95,7 @@ def check_memory(needed: int, available: int | None, what: str, findings: Findin
     if available is not None and needed > available:
         findings.mismatches.append(
             f"{what} needs about {size(needed)} of memory, {size(available)} are there. Lower train.max_batch_per_device "
-            "(`make tune` finds the largest that fits), or share the state out with a deepspeed strategy on more devices."
+            "(`make tune-batch` finds the largest that fits), or share the state out with a deepspeed strategy on more devices."
         )
 
 

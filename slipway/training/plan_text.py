@@ -43,7 +43,7 @@ def _placement(placement: Placement) -> list[str]:
 
 def _memory(memory: PlannedMemory, placement: Placement) -> list[str]:
     process = memory.process_bytes
-    whole = [f"  {'process':<12} {size(process)}, with the interpreter, libraries and slack"] if process is not None else []
+    whole = [f"  {'process':<12} {size(process)}, with the interpreter and slack"] if process is not None else []
     parts = [f"  {name:<12} {size(getattr(memory.device, name))}" for name in _PARTS]
     return [f"memory    {size(memory.device.total)} of tensors on each device", *parts, *whole, _table(memory, placement)]
 
@@ -87,4 +87,4 @@ def compare(network: Network, memory: PlannedMemory, disk: dict[str, int], secon
         for name, predicted, actual, form in pairs
         if predicted and actual
     ]
-    return "the last training of these params\n" + text_table(["", "predicted", "actual", "error"], rows, "  ")
+    return "the last training of these params, in its first process\n" + text_table(["", "predicted", "actual", "error"], rows, "  ")

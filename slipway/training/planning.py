@@ -15,7 +15,7 @@ from slipway.training.costs import folder_bytes
 from slipway.training.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
 from slipway.training.networks import Network, NetworkSpec, build_network
 from slipway.training.plan_checks import Findings, check_disk, check_memory, check_packages, check_placement, check_workers
-from slipway.training.process_memory import status_bytes
+from slipway.training.process_memory import own_bytes
 from slipway.training.rehearsal import Rehearsal
 from slipway.training.run import Paths, TrainingData, network_spec, open_data
 from slipway.training.strategies import Machine, Placement
@@ -23,6 +23,7 @@ from slipway.training.strategies import Machine, Placement
 # On the CPU a process holds more than its tensors: kernels' own memory and what the allocator keeps. Measured: 1.1 to 1.4 times
 # (bench/results/memory_plan.md).
 CPU_SLACK = 1.25
+_TRAINER_BYTES = 90_000_000  # of Lightning's loops, TensorBoard and DVCLive, once they run; measured
 _EVENT_BYTES = 60  # of a scalar in TensorBoard's files
 _NUM_SCALARS = 7
 _HISTOGRAM_BYTES = 4500  # measured on weights and gradients of the demo
@@ -66,7 +67,7 @@ class Plan:
 def make_plan(params: Params, paths: Paths, machine: Machine, timing_seconds: float) -> Plan:
     """Predict, and check against `machine`; `timing_seconds` bounds the real steps, 0 for none."""
     train, plan = params.train, Plan()
-    base_bytes = status_bytes("VmRSS")  # of a process that has imported what the trainer imports
+    base_bytes = own_bytes()  # of a process that has imported what the trainer imports
     plan.placement = check_placement(train, machine, plan.findings)
     plan.data = _data(paths, plan.findings)
     plan.network = _network(params, plan)
@@ -75,7 +76,7 @@ def make_plan(params: Params, paths: Paths, machine: Machine, timing_seconds: fl
         plan.shape = _shape(train, plan.placement, plan.data, plan.findings)
     if plan.network and plan.shape and plan.placement:
         traces = trace_all(plan.network, train, plan.shape.per_device, accumulates=plan.shape.num_accumulated > 1)
-        in_process = None if plan.placement.accelerator == "gpu" else process_bytes(traces, plan.placement, base_bytes, plan.data)
+        in_process = None if plan.placement.accelerator == "gpu" else process_bytes(traces, plan.placement, base_bytes)
         plan.memory = PlannedMemory(traces, planned_memory(traces, plan.placement), in_process)
         _check_memory(train, plan.network, plan.shape, plan.placement, plan.memory, plan.findings)
         steps = train.epochs * (plan.steps_per_epoch or 0)
@@ -149,9 +150,9 @@ def _shape(train: TrainParams, placement: Placement, data: TrainingData | None, 
         return None
 
 
-def process_bytes(traces: Traces, placement: Placement, base_bytes: int, data: TrainingData | None) -> int:
+def process_bytes(traces: Traces, placement: Placement, base_bytes: int) -> int:
     """Of one process on the CPU that held `base_bytes` when it had imported everything."""
-    return base_bytes + int(CPU_SLACK * planned_memory(traces, placement).total) + _mapped_bytes(data)
+    return base_bytes + _TRAINER_BYTES + int(CPU_SLACK * planned_memory(traces, placement).total)
 
 
 def _check_memory(
@@ -169,14 +170,6 @@ def _check_memory(
 def _batch_bytes(network: Network, shape: StepShape) -> int:
     contract = network.spec.input
     return shape.per_device * int(torch.Size(contract.shape).numel()) * (1 if isinstance(contract, ImageContract) else 4)
-
-
-def _mapped_bytes(data: TrainingData | None) -> int:
-    """Of the store's rows, which the system counts as the process's while it has room for them."""
-    if data is None:
-        return 0
-    splits = [*data.train, data.val]
-    return sum(len(split) * int(torch.Size(split.inputs.shape[1:]).numel()) * split.inputs.dtype.itemsize for split in splits)
 
 
 def _disk(train: TrainParams, traces: Traces, placement: Placement, board_bytes: int, paths: Paths) -> dict[str, int]:

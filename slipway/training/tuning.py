@@ -23,7 +23,7 @@ from slipway.training.memory_plan import trace_all
 from slipway.training.networks import build_network
 from slipway.training.params_patch import propose
 from slipway.training.planning import process_bytes
-from slipway.training.process_memory import status_bytes
+from slipway.training.process_memory import own_bytes
 from slipway.training.range_test import RangeTest, run_range_test
 from slipway.training.rehearsal import Rehearsal
 from slipway.training.run import PROJECT_PATHS, Paths, TrainingData, network_spec, open_data
@@ -52,12 +52,12 @@ def tune_batch(params: Params, paths: Paths, seconds: float, *, changes_step: bo
 
 def _batch_trials(params: Params, data: TrainingData, placement: Placement, seconds: float) -> list[Trial]:
     on_gpu = placement.accelerator == "gpu"
-    base_bytes = status_bytes("VmRSS")
+    base_bytes = own_bytes()
     network = build_network(network_spec(params.train, data.manifest))
 
     def predict(rows: int) -> int:
         traces = trace_all(network, params.train, rows, accumulates=True)
-        return (process_bytes(traces, placement, base_bytes, data) - base_bytes) * placement.devices
+        return (process_bytes(traces, placement, base_bytes) - base_bytes) * placement.devices
 
     def step_seconds(rows: int, most_steps: int) -> float:
         gc.collect()  # what the size before has left

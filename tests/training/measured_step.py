@@ -16,7 +16,7 @@ from slipway.data.augmentation import plan_from_params
 from slipway.data.packed import PackedManifest
 from slipway.training.batches import StepShape
 from slipway.training.networks import build_network
-from slipway.training.process_memory import status_bytes
+from slipway.training.process_memory import own_bytes, peak_bytes
 from slipway.training.rehearsal import Rehearsal
 from slipway.training.run import TrainingData, network_spec
 from slipway.training.step_memory import trace_step
@@ -53,11 +53,11 @@ def measure(network: str, arguments: dict[str, Any], rows: int, precision: str) 
     half = torch.bfloat16 if precision == "bf16-mixed" else None
     predicted = trace_step(build_network(network_spec(params, data.manifest)), params, rows, half=half)
     gc.collect()
-    before = status_bytes("VmRSS")
+    before = own_bytes()
     rehearsal = Rehearsal(7, params, data, place(params, Machine(0, True, None)), StepShape(rows, rows, 1, 1))
     for index in range(3):
         rehearsal.step(index)
-    grown = status_bytes("VmHWM") - before
+    grown = peak_bytes(on_gpu=False) - before
     held = predicted.parameters + predicted.optimizer + predicted.buffers + predicted.parameters  # gradients of the step before
     return {"predicted": predicted.peak, "allocated": held + _allocated(rehearsal), "grown": grown}
 

@@ -159,7 +159,7 @@ def test_after_a_training_the_plan_tells_its_own_error(tmp_path: Path) -> None:
     assert costs is not None
     told = run_plan(project)
     assert told.returncode == 0, told.stderr
-    assert "the last training of these params" in told.stdout
+    assert "the last training of these params, in its first process" in told.stdout
     errors = {line[:18].strip(): float(line.split()[-1].rstrip("%")) / 100 for line in told.stdout.splitlines() if line.endswith("%")}
     assert errors["parameters"] == 0
     assert abs(errors["peak memory, MB"]) < 0.25

@@ -60,8 +60,8 @@ def test_the_board_has_the_steps_the_epochs_and_the_first_batch_pixel_for_pixel(
     expected = (batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)).numpy()
     (shown,) = events.Images("first_batch")
     picture = np.asarray(Image.open(io.BytesIO(shown.encoded_image_string)).convert("L"))
-    tiles = picture.reshape(4, 8, 8, 8).transpose(0, 2, 1, 3).reshape(32, 8, 8)  # 32 images of 8 px in rows of 8
-    assert np.array_equal(tiles, expected[..., 0])
+    tiles = picture.reshape(4, 10, 8, 10).transpose(0, 2, 1, 3).reshape(32, 10, 10)  # 32 framed images of 8 px in rows of 8
+    assert np.array_equal(tiles[:, 1:-1, 1:-1], expected[..., 0])
 
 
 def test_after_kills_no_step_is_shown_twice_and_none_is_missing(tmp_path: Path) -> None:
