@@ -16,7 +16,7 @@ TESTS ?= tests
 
 .PHONY: help
 help: ## list these commands
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 24
 
 .PHONY: install
 install: .venv/.complete ## build the private environment in .venv
@@ -37,6 +37,18 @@ doctor: install ## say where the time of a training step goes, and what would ma
 .PHONY: ladder
 ladder: install ## measure what each step from a naive training to ZeRO-2 gains here
 	python -m bench.ladder
+
+.PHONY: plan
+plan: install ## predict memory, disk and time of the training in params.yaml, and what does not fit
+	@python -m slipway.training.plan
+
+.PHONY: tune-batch
+tune-batch: install ## propose the largest and the fastest batch of a device; APPLY=--apply writes it
+	@python -m slipway.training.tuning $(APPLY) batch
+
+.PHONY: tune-learning-rate
+tune-learning-rate: install ## propose a learning rate by a range test; APPLY=--apply writes it
+	@python -m slipway.training.tuning $(APPLY) learning-rate
 
 .PHONY: test
 test: install ## run every test

@@ -22,13 +22,13 @@ from slipway import files
 from slipway.data import packed
 from slipway.data.augmentation import plan_from_params, write_plan
 from slipway.preprocess import ImageContract
+from slipway.training.assembly import prepare_process, step_arguments, training_batches, training_module
 from slipway.training.batches import Batch, TrainingBatches, training_loader
 from slipway.training.execution import arrange
-from slipway.training.module import TrainingModule
+from slipway.training.job import Job, Paths, prepare
 from slipway.training.networks import Network, build_network
 from slipway.training.optimizers import optimizer_and_schedule
 from slipway.training.progress import silence_chatter
-from slipway.training.run import Job, Paths, prepare, prepare_process, step_arguments, training_batches
 from tests.packed_rows import packed_rows
 from tests.project_params import PROJECT, augment_params
 
@@ -92,7 +92,7 @@ def prepare_case(case: Case) -> tuple[Job, Network]:
     folder = SCRATCH / f"{case.size_px}px"
     write_store(case, folder)
     nothing = folder / "nothing"
-    paths = Paths(folder / "packed", folder / "augmented", nothing, nothing, nothing, folder / "work", nothing, Path())
+    paths = Paths(folder / "packed", folder / "augmented", nothing, nothing, nothing, folder / "work", nothing, nothing, nothing, Path())
     params = PROJECT.train.model_copy(update={"batch_size": case.batch_size, "strategy": "single", "devices": 1})
     return prepare(7, params, paths)
 
@@ -175,14 +175,18 @@ def measure(case: Case) -> Turns:
     torch.manual_seed(job.seed)
     own = build_network(job.spec)
     arrange(own, job.params, job.placement, job.spec.task)
-    batches = training_batches(job, 0)
+    batches = training_batches(job.data, job.shape, 0, job.seed, on_gpu=job.placement.accelerator == "gpu")
     on_gpu = job.placement.accelerator == "gpu"
     turns = Turns(hand_written(job, own, batches), torch.cuda.synchronize if on_gpu else lambda: None)
     trainer = pl.Trainer(
-        **step_arguments(job), max_epochs=-1, callbacks=[turns], logger=False, enable_checkpointing=False, enable_progress_bar=False
+        **step_arguments(job.params, job.placement, job.shape, job.paths.work),
+        max_epochs=-1,
+        callbacks=[turns],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
-    module = TrainingModule(network, job.params, job.seed, batches.num_steps, batches.ids, job.data.mean_weight)
-    trainer.fit(module, training_loader(batches, 0, pin_memory=on_gpu))
+    trainer.fit(training_module(network, job.params, job.seed, job.data, batches), training_loader(batches, 0, pin_memory=on_gpu))
     return turns
 
 

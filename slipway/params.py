@@ -267,6 +267,8 @@ class TrainParams(_Section):
     keep: Literal["best", "last"]  # which epoch's weights become the checkpoint; best is by the validation loss
     checkpoint_every_epochs: Positive  # how much a killed run repeats at most
     checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None  # the same where epochs are long; null saves at their ends alone
+    log_every_steps: Positive  # scalars of a step in TensorBoard and the run log
+    log_histograms_every_epochs: Annotated[int, Field(ge=0)]  # of weights and gradients in TensorBoard; 0 for none
 
     @model_validator(mode="after")
     def _warms_up_before_its_end(self) -> Self:

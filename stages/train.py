@@ -1,28 +1,16 @@
 """Trains the network on the packed store and writes `artifacts/checkpoint/` and `metrics/train.json`."""
 
-from pathlib import Path
-
 from slipway.command import run_stage
 from slipway.params import Params
+from slipway.training.job import PROJECT_PATHS
 from slipway.training.launchers import relaunch
-from slipway.training.run import Paths, train
-
-PATHS = Paths(
-    packed=Path("data/packed"),
-    augmented=Path("data/augmented"),
-    checkpoint=Path("artifacts/checkpoint"),
-    metrics=Path("metrics/train.json"),
-    live=Path("reports/live"),
-    work=Path(".work/train"),
-    tensorboard=Path(".work/tensorboard"),
-    root=Path(),
-)
+from slipway.training.run import train
 
 
 def run(params: Params) -> None:
     """Train as `params.train` asks, in as many processes as it asks for."""
     relaunch("stages.train")
-    train(params.seed, params.train, PATHS)
+    train(params.seed, params.train, PROJECT_PATHS)
 
 
 if __name__ == "__main__":

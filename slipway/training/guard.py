@@ -75,6 +75,10 @@ class StepGuard:
         mean = losses.mean()
         return mean * torch.where(torch.isfinite(mean.detach()), 1.0, torch.nan)
 
+    def forget(self) -> None:
+        """Drop what was seen, where no trainer makes the step."""
+        self._seen = []
+
     def clip(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradient as torch's `clip_grad_norm_` does; one that is not finite is thrown away, so that the step changes nothing."""
         if isinstance(trainer.strategy, DeepSpeedStrategy):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytorch_lightning as pl
-import torch
 from numpy.typing import NDArray
 
 from slipway import files
@@ -22,16 +21,20 @@ from slipway.data.augmentation import open_augmented
 from slipway.data.packed import PackedSplit, open_split, read_manifest
 from slipway.errors import SchemaError, UnavailableError
 from slipway.params import AuditParams, TrainParams
-from slipway.training.batches import TrainingBatches, ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
+from slipway.training.batches import ValidationBatches, cut_step, training_loader, validation_loader
 from slipway.training.fingerprint import code_of_stage, take_fingerprint
+from slipway.training.job import TrainingData, drawn_network, network_spec
 from slipway.training.module import TrainingModule
-from slipway.training.networks import Network, TrainingSetup, build_network
+from slipway.training.networks import Network, TrainingSetup
 from slipway.training.offline_copies import original_rows
 from slipway.training.prediction import predict
-from slipway.training.progress import progress_bars, silence_chatter
+from slipway.training.pretrained import pretrained_file
+from slipway.training.processes import leave_signals_alone
+from slipway.training.progress import silence_chatter
 from slipway.training.row_selection import select
-from slipway.training.run import SetupCheck, TrainingData, image_changes, network_spec, prepare_process
-from slipway.training.strategies import Machine, Placement, place, requested_setup, this_machine, trainer_arguments
+from slipway.training.strategies import Machine, Placement, place, requested_setup, this_machine
+from slipway.training.weight_average import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table
         raise SchemaError(f"{paths.packed} does not hold the rows of the split. Run `dvc repro precompute`.")
     folds = audit_folds(rows, audit.folds, seed)
     depends_on = {
-        "training": take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root).digest,
+        "training": take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained_file(params)).digest,
         "code": {name: files.sha256_file(paths.root / name) for name in code_of_stage(paths.root / "dvc.yaml", "audit")},
         "folds": files.sha256_bytes(folds.tobytes()),
     }
@@ -138,46 +141,44 @@ def predict_out_of_fold(training: FoldTraining, folder: Path) -> NDArray[np.floa
         if path.is_file():
             print(f"fold {fold + 1}/{training.num_folds}  was finished before", flush=True)
         else:
-            _write_array(path, _answers_of_fold(training, fold))
+            _write_array(path, _answers_of_fold(training, fold, folder))
         answers[here] = np.load(path, allow_pickle=False)
     return answers
 
 
-def _answers_of_fold(training: FoldTraining, fold: int) -> NDArray[np.float32]:
+def _answers_of_fold(training: FoldTraining, fold: int, folder: Path) -> NDArray[np.float32]:
     held_out = training.held_out(fold)
     data = TrainingData(training.data.manifest, [training.others(fold)], held_out, training.data.plan)
-    network = _train(training, data, f"fold {fold + 1}/{training.num_folds}")
+    network = _train(training, data, f"fold {fold + 1}/{training.num_folds}", folder)
     device = "cuda" if training.placement.accelerator == "gpu" else "cpu"
     return predict(network, held_out.inputs, training.params.max_batch_per_device, device)
 
 
-def _train(training: FoldTraining, data: TrainingData, name: str) -> Network:
+def _train(training: FoldTraining, data: TrainingData, name: str, folder: Path) -> Network:
     params, placement = training.params, training.placement
-    torch.manual_seed(training.seed)
-    network = build_network(network_spec(params, data.manifest))
+    network = drawn_network(training.seed, params, network_spec(params, data.manifest))
     prepare_process(params, placement, network)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     classes, on_gpu = is_classification(data.manifest.task), placement.accelerator == "gpu"
-    changes = image_changes(data.plan, data.manifest.input, on_gpu)
-    batches = TrainingBatches(data.train, shape, 0, training.seed, changes, classes=classes)
+    batches = training_batches(data, shape, 0, training.seed, on_gpu=on_gpu)
     watched = ValidationBatches(data.val, params.max_batch_per_device, 1, 0, classes=classes)
+    averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     trainer = pl.Trainer(
-        **trainer_arguments(placement, shape.per_device),
+        **step_arguments(params, placement, shape, folder),
         max_epochs=params.epochs,
-        accumulate_grad_batches=shape.num_accumulated,
-        callbacks=[SetupCheck(placement), _Lines(name), *progress_bars()],
+        callbacks=[SetupCheck(placement), *freezing(network, params), *averages, _Lines(name)],
         logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=bool(progress_bars()),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        deterministic="warn",
+        enable_progress_bar=False,
     )
+    leave_signals_alone(trainer)
     trainer.fit(
-        TrainingModule(network, params, training.seed, batches.num_steps, batches.ids, data.mean_weight),
+        training_module(network, params, training.seed, data, batches),
         training_loader(batches, params.num_workers, pin_memory=on_gpu),
         validation_loader(watched, params.num_workers, pin_memory=on_gpu),
     )
+    for average in averages:
+        average.replace_weights()
     return network
 
 

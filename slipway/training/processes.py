@@ -35,6 +35,11 @@ def is_first_process() -> bool:
     return launch.rank == 0 if launch else int(os.environ.get("LOCAL_RANK") or 0) == 0
 
 
+def process_rank() -> int:
+    """The number of this process among all, as its launcher says before the trainer is there; Lightning's does so on one node."""
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or os.environ.get("LOCAL_RANK") or 0)
+
+
 def was_started_by_another() -> bool:
     """Whether a launcher (the trainer itself, torchrun) made this process, and not a person's shell."""
     return int(os.environ.get("LOCAL_RANK") or 0) > 0

@@ -1,13 +1,13 @@
-"""What a running training tells: one line per epoch, TensorBoard and DVCLive. Third-party chatter is kept out of it.
+"""What a running training tells a reader: one line per epoch, a bar on a terminal, and DVCLive. Third-party chatter is kept out.
 
-Metrics are logged with the number of the epoch as the step. After a resume the epochs before it are
-logged again, since DVC has removed what was in `reports/live`.
+DVCLive's step is the number of the epoch. After a resume the epochs before it are logged there again, since DVC has removed what
+was in `reports/live`.
 """
 
 import logging
 import sys
-import time
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +15,96 @@ import pytorch_lightning as pl
 from dvclive.lightning import DVCLiveLogger
 from dvclive.live import Live
 from pytorch_lightning.callbacks import TQDMProgressBar
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.loggers import Logger
 from scmrepo.exceptions import SCMError
 
 from slipway.errors import UnavailableError
+from slipway.reports.console import size
+from slipway.training.gradients import loss_scale
+from slipway.training.process_memory import peak_bytes
 from slipway.training.saver import Saver
+from slipway.training.step_clock import Lap, StepClock
+from slipway.training.telemetry import StepTelemetry
 
 
 class EpochLines(pl.Callback):
-    """Prints and logs each epoch as it ends, on rank 0; a bar shows the way in between where there is a terminal."""
+    """Prints and logs each epoch as it ends, on rank 0."""
 
-    def __init__(self, saver: Saver, rows_per_epoch: int) -> None:
-        self._saver, self._rows_per_epoch = saver, rows_per_epoch
-        self._started = 0.0
+    def __init__(self, saver: Saver, rows_per_step: int, clock: StepClock) -> None:
+        self._saver, self._rows_per_step, self._lap = saver, rows_per_step, Lap(clock)
+        self._first_step = 0
+        self._figures: dict[str, float] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _log_history(trainer.loggers, self._saver.history)
-        self._started = time.perf_counter()  # of an epoch that is resumed, whose start is not told
+        self._begin(trainer)  # of an epoch that is resumed, whose start is not told
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.perf_counter()
+        self._begin(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if steps := trainer.global_step - self._first_step:
+            self._figures = self._lap.finish(steps * self._rows_per_step)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        rows_per_second = self._rows_per_epoch / (time.perf_counter() - self._started)
         epoch, metrics = trainer.current_epoch + 1, pl_module.epoch_metrics
         width = len(str(trainer.max_epochs))
-        print(f"epoch {epoch:>{width}}/{trainer.max_epochs}  {_line(metrics)}  {rows_per_second:,.0f} rows/s", flush=True)
+        memory = peak_bytes(on_gpu=trainer.strategy.root_device.type == "cuda")
+        figures = figures_line({**self._figures, "loss_scale": loss_scale(trainer), "memory_bytes": memory})
+        print(f"epoch {epoch:>{width}}/{trainer.max_epochs}  {_line(metrics)}  {figures}", flush=True)
         _log(trainer.loggers, metrics, epoch)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_metrics({"rows_per_second": rows_per_second}, epoch)
+
+    def _begin(self, trainer: pl.Trainer) -> None:
+        self._lap.begin()
+        self._first_step, self._figures = trainer.global_step, {}
 
 
-def loggers(tensorboard: Path, live: Path) -> list[Logger]:
-    """TensorBoard and DVCLive; the latter makes no experiment and writes no dvc.yaml, which are the pipeline's."""
+class _Bar(TQDMProgressBar):
+    """Lightning's bar, with the figures of the last step that was logged."""
+
+    def __init__(self, telemetry: StepTelemetry) -> None:
+        super().__init__(leave=False)
+        self._telemetry = telemetry
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, int | str | float | dict[str, float]]:
+        latest = self._telemetry.latest
+        return {"": figures_line(latest), "loss": f"{latest['loss']:.3f}"} if "loss" in latest else {}
+
+
+def figures_line(figures: Mapping[str, float | None]) -> str:
+    """The speed, the share of waiting, the loss scale of fp16 and the memory, as far as they are known."""
+    forms: dict[str, Callable[[float], str]] = {
+        "rows_per_second": lambda value: f"{value:,.0f} rows/s",
+        "data_wait_share": lambda value: f"data wait {value:.0%}",
+        "loss_scale": lambda value: f"loss scale {value:g}",
+        "memory_bytes": lambda value: f"memory {size(int(value))}",
+    }
+    known = {name: value for name in forms if (value := figures.get(name)) is not None}
+    return "  ".join(forms[name](value) for name, value in known.items())
+
+
+def loggers(live: Path) -> list[Logger]:
+    """DVCLive, which makes no experiment and writes no dvc.yaml: these are the pipeline's. TensorBoard is `telemetry`'s."""
     try:
         dvclive = Live(dir=str(live), save_dvc_exp=False, dvcyaml=None, report=None)
     except SCMError as error:
         raise UnavailableError(f"DVCLive cannot log in this git repository: {error}. Make its first commit: git commit.") from error
-    return [TensorBoardLogger(save_dir=tensorboard.parent, name=tensorboard.name, version=""), DVCLiveLogger(experiment=dvclive)]
+    return [DVCLiveLogger(experiment=dvclive)]
 
 
-def log_finished(tensorboard: Path, live: Path, history: list[dict[str, float]]) -> None:
+def log_finished(live: Path, history: list[dict[str, float]]) -> None:
     """Log a training of which every epoch was trained by an earlier run."""
-    targets = loggers(tensorboard, live)
+    targets = loggers(live)
     _log_history(targets, history)
     for target in targets:
         target.finalize("success")
 
 
-def progress_bars() -> list[pl.Callback]:
+def progress_bars(telemetry: StepTelemetry) -> list[pl.Callback]:
     """A bar for a terminal, nothing for a log file."""
-    return [TQDMProgressBar(leave=False)] if sys.stderr.isatty() else []
+    return [_Bar(telemetry)] if sys.stderr.isatty() else []
 
 
 def silence_chatter() -> None:

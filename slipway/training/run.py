@@ -5,49 +5,23 @@ augmentation and dropout are functions of `seed`, so equal inputs give equal wei
 """
 
 import signal
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
 
-import numpy as np
 import pytorch_lightning as pl
-import torch
-from torch import Tensor
 
 from slipway import files
 from slipway.contract import is_classification
-from slipway.cores import num_cores
-from slipway.data.augmentation import AugmentPlan, open_augmented
-from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
-from slipway.errors import DataError, TrainingError
-from slipway.freed_memory import keep_freed_memory
-from slipway.input_contract import InputContract
 from slipway.params import TrainParams
-from slipway.preprocess import ImageContract
-from slipway.training.batches import (
-    ImageChanges,
-    StepShape,
-    TrainingBatches,
-    ValidationBatches,
-    cut_step,
-    training_loader,
-    validation_loader,
-)
-from slipway.training.consolidation import consolidated_weights
+from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
+from slipway.training.batches import ValidationBatches, training_loader, validation_loader
+from slipway.training.costs import CostMeter, write_costs
 from slipway.training.early_stopping import has_ended
-from slipway.training.execution import arrange, check_execution
 from slipway.training.faults import explain_bus_errors
-from slipway.training.fingerprint import Fingerprint, take_fingerprint
-from slipway.training.freezing import Freezing
-from slipway.training.losses import class_weights
-from slipway.training.module import TrainingModule
-from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
-from slipway.training.positions import Position
-from slipway.training.precision import allow_float16_on_cpu, fit_into_half
-from slipway.training.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
+from slipway.training.finishing import write_checkpoint
+from slipway.training.job import Job, Paths, count_parameters, prepare
+from slipway.training.networks import Network
 from slipway.training.processes import (
     end_with_parent,
     ended_together,
@@ -59,82 +33,14 @@ from slipway.training.processes import (
 )
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
 from slipway.training.resuming import Resumption
+from slipway.training.run_log import RunLog
 from slipway.training.saver import Saver
-from slipway.training.saves import Save, Saves, Stretch
+from slipway.training.saves import Save
+from slipway.training.start_lines import place_in_training, print_start
+from slipway.training.step_clock import StepClock
 from slipway.training.stopping import Signals, Stopped, requeue
-from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
+from slipway.training.telemetry import StepTelemetry, Where
 from slipway.training.weight_average import WeightAverage
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Where a training reads and writes."""
-
-    packed: Path
-    augmented: Path
-    checkpoint: Path
-    metrics: Path
-    live: Path
-    work: Path  # resumable state
-    tensorboard: Path
-    root: Path  # of the project, for the digests of its code
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """What a network learns from and is validated on."""
-
-    manifest: PackedManifest
-    train: list[PackedSplit]  # the split, and its offline copies where there are some
-    val: PackedSplit
-    plan: AugmentPlan
-
-    @property
-    def num_train(self) -> int:
-        return sum(map(len, self.train))
-
-    @property
-    def mean_weight(self) -> float:
-        """Of the training rows; DataError if none counts."""
-        mean = float(np.concatenate([split.weights for split in self.train]).mean())
-        if not mean > 0:
-            raise DataError("every training row has the weight 0, so there is nothing to learn. Look at data.weight_column.")
-        return mean
-
-    def class_weights(self, params: TrainParams) -> Tensor | None:
-        """(classes,) float32 for the loss, or None; ParamsError where `params` do not name the classes."""
-        targets = np.concatenate([split.targets for split in self.train])
-        return class_weights(params.class_weights, self.manifest.classes, targets)
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that is decided before the first step."""
-
-    seed: int
-    params: TrainParams
-    paths: Paths
-    placement: Placement
-    data: TrainingData
-    spec: NetworkSpec
-    shape: StepShape
-    fingerprint: Fingerprint
-
-    @property
-    def saves(self) -> Saves:
-        return Saves(self.paths.work, self.fingerprint, self.steps_per_epoch)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps."""
-        return self.data.num_train // self.shape.batch_size
-
-    @property
-    def stretch(self) -> Stretch:
-        """How it is cut over processes, from the beginning on."""
-        return Stretch(
-            first_step=0, strategy=self.placement.strategy, world_size=self.placement.world_size, per_device=self.shape.per_device
-        )
 
 
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
@@ -144,104 +50,69 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
     """
     silence_chatter()
     explain_bus_errors()
-    with told_once(*started_as()):
-        job, network = prepare(seed, params, paths)
-    first = is_first_process()
+    rank, world_size = started_as()
+    with RunLog(paths.log, rank) as log:
+        with told_once(rank, world_size):
+            job, network = prepare(seed, params, paths)
+        log.name_run(job.fingerprint.name)
+        _train(job, network, log)
+
+
+def _train(job: Job, network: Network, log: RunLog) -> None:
+    first, num_parameters = is_first_process(), count_parameters(network)  # before ZeRO-3 cuts it up
     if was_started_by_another():
         end_with_parent()
-    with files.lock(paths.work / "lock", "a training") if first else nullcontext():
+    with files.lock(job.paths.work / "lock", "a training") if first else nullcontext():
         resumed, problems = job.saves.newest()
         if first:
             job.saves.open()
-            _print_start(job, network, [*problems, *job.saves.others()], resumed)
-        if resumed is None or not has_ended(resumed.history, params):
-            _fit(job, network, resumed)
+            notes = [*problems, *job.saves.others()]
+            print_start(job, num_parameters, notes, resumed)
+            log.write("started", resumed_step=_first_step(job, resumed), notes=notes, **asdict(job.placement))
+        meter = CostMeter(job.saves.root)
+        if trains := resumed is None or not has_ended(resumed.history, job.params):
+            _fit(job, network, resumed, log, meter)
         elif first:
-            log_finished(*_logs(job), resumed.history)
+            log_finished(job.paths.live, resumed.history if resumed else [])
         if first:
-            _finish(job)
+            write_checkpoint(job)
+            log.write("finished")
+            if trains:
+                write_costs(job.paths.costs, job.fingerprint.name, num_parameters, meter, job.paths.checkpoint, job.board)
 
 
-def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]:
-    """Decide all there is to decide before the first step, and draw the network's weights."""
-    placement = place(params, this_machine())
-    data = _open_data(paths)
-    pretrained = pretrained_file(params)
-    spec = network_spec(params, data.manifest)
-    check_execution(params, placement, spec.task)
-    torch.manual_seed(seed)
-    network = build_network(spec)
-    if pretrained:
-        load_pretrained(network, pretrained)
-    data.class_weights(params)  # refused here rather than after the start
-    shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
-    fingerprint = take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained)
-    return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
-
-
-def _open_data(paths: Paths) -> TrainingData:
-    manifest = read_manifest(paths.packed)
-    plan, copies = open_augmented(paths.augmented, manifest)
-    train, val = (open_split(paths.packed, manifest, split, verify=is_first_process()) for split in ("train", "val"))
-    return TrainingData(manifest, [train, copies] if copies else [train], val, plan)
-
-
-def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
-    """The network that `params` ask for, as the packed data needs it."""
-    mean, std = manifest.mean, manifest.std
-    if params.pretrained:
-        mean, std = pretrained_normalisation(params.network, len(mean))
-    return NetworkSpec(
-        task=manifest.task,
-        name=params.network,
-        arguments=params.network_arguments,
-        classes=manifest.classes,
-        input=manifest.input,
-        mean=mean,
-        std=std,
-        target_scale=manifest.target_scale,
-    )
-
-
-def _logs(job: Job) -> tuple[Path, Path]:
-    return job.paths.tensorboard / job.fingerprint.name, job.paths.live
-
-
-def _fit(job: Job, network: Network, resumed: Save | None) -> None:
+def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: CostMeter) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
     prepare_process(params, placement, network)
-    signals = Signals()
+    signals, clock = Signals(), StepClock()
     steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
     resumption = Resumption(job.saves, resumed, job.stretch, **steps)
     average = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     saver = Saver(job.saves, resumed, job.stretch, params, signals, average, **steps)
-    lines = EpochLines(saver, data.num_train // shape.batch_size * shape.batch_size)
+    lines = EpochLines(saver, shape.batch_size, clock)
+    telemetry = StepTelemetry(params, _where(job, resumed), log, clock)
+    bars = progress_bars(telemetry)
     trainer = pl.Trainer(
-        **step_arguments(job),
+        **step_arguments(params, placement, shape, job.paths.work),
         max_epochs=params.epochs,
-        callbacks=[SetupCheck(placement), resumption, *_freezing(params, network), *average, lines, saver, *progress_bars()],
-        logger=loggers(*_logs(job)) if is_first_process() else False,
-        enable_progress_bar=bool(progress_bars()),
+        callbacks=[SetupCheck(placement), resumption, *freezing(network, params), *average, lines, telemetry, meter, saver, *bars],
+        logger=loggers(job.paths.live) if is_first_process() else False,
+        profiler=clock,
+        enable_progress_bar=bool(bars),
     )
-    classes = is_classification(data.manifest.task)
-    on_gpu = placement.accelerator == "gpu"
-    changes = image_changes(data.plan, data.manifest.input, on_gpu)
-    training = TrainingBatches(data.train, shape, trainer.global_rank, job.seed, changes, classes=classes)
+    on_gpu, classes = placement.accelerator == "gpu", is_classification(data.manifest.task)
+    batches = training_batches(data, shape, trainer.global_rank, job.seed, on_gpu=on_gpu)
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     resumption.load_weights(network)
     leave_signals_alone(trainer)
     with ended_together(trainer), _stopping_said(job, signals):
         trainer.fit(
-            TrainingModule(network, params, job.seed, training.num_steps, training.ids, data.mean_weight, data.class_weights(params)),
-            training_loader(training, params.num_workers, pin_memory=on_gpu, **resumption.first_place),
+            training_module(network, params, job.seed, data, batches),
+            training_loader(batches, params.num_workers, pin_memory=on_gpu, **resumption.first_place),
             validation_loader(validation, params.num_workers, pin_memory=on_gpu),
             ckpt_path=resumption.trainer_state,
             weights_only=True,
         )
-
-
-def _freezing(params: TrainParams, network: Network) -> list[pl.Callback]:
-    return [Freezing(network, params)] if params.freeze_epochs else []
 
 
 @contextmanager
@@ -257,178 +128,21 @@ def _stopping_said(job: Job, signals: Signals) -> Iterator[None]:
             requeued = requeue() if stopped.signal == signal.SIGUSR1 else None
             what_next = requeued or "run the same command again to go on"
             save, _ = job.saves.newest()
-            print(f"stopped   by {stopped.signal.name} {_place(save)}, all saved; {what_next}", flush=True)
+            print(f"stopped   by {stopped.signal.name} {place_in_training(save)}, all saved; {what_next}", flush=True)
         raise
     finally:
         signals.release()
 
 
-def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
-    """How training images are changed; None for a table."""
-    return ImageChanges(plan, contract.size_px, on_device=on_gpu) if isinstance(contract, ImageContract) else None
-
-
-def step_arguments(job: Job) -> dict[str, Any]:
-    """The arguments of `pl.Trainer` that decide what a step does and where."""
-    return {
-        **trainer_arguments(job.placement, job.shape.per_device, freezes=job.params.freeze_epochs > 0),
-        "accumulate_grad_batches": job.shape.num_accumulated,
-        "gradient_clip_val": (job.params.gradient_clip_norm or None) if job.placement.zero_stage else None,  # elsewhere the guard clips
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-        "deterministic": "warn",
-        "default_root_dir": job.paths.work,
-    }
-
-
-def training_batches(job: Job, rank: int) -> TrainingBatches:
-    """The training rows of one rank, changed as the plan says."""
-    data = job.data
-    changes = image_changes(data.plan, data.manifest.input, job.placement.accelerator == "gpu")
-    return TrainingBatches(data.train, job.shape, rank, job.seed, changes, classes=is_classification(data.manifest.task))
-
-
-def prepare_process(params: TrainParams, placement: Placement, network: Network) -> None:
-    """Threads, memory and precision of this process, and the layout of the weights."""
-    # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    keep_freed_memory()
-    if placement.accelerator == "cpu":
-        torch.set_num_threads(max(1, num_cores() // placement.devices))
-    if placement.half_dtype:
-        fit_into_half(network, placement.half_dtype)
-        if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:
-            allow_float16_on_cpu()
-    if placement.precision == "32-true":
-        torch.backends.cudnn.allow_tf32 = False  # which torch allows in convolutions: 10 bits of mantissa, not 23
-    arrange(network, params, placement, network.spec.task)
-
-
-class SetupCheck(pl.Callback):
-    """Ends a run that is not what was requested before its first step."""
-
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        check_actual(self._placement.expected, actual_setup(trainer))
-
-
-def _finish(job: Job) -> None:
-    save, problems = job.saves.newest()
-    if save is None or not has_ended(save.history, job.params):
-        raise TrainingError(
-            f"after the last epoch the newest whole save is of epoch {save.epoch if save else 0}: {'; '.join(problems)}. "
-            "Run `dvc repro` again; it goes on from there."
-        )
-    weights = consolidated_weights(job.saves.state(Position(save.kept_epoch, 0)))
-    metrics = save.history[save.kept_epoch - 1]
-    card = ModelCard(
-        format_version=3,
-        network=job.spec,
-        num_parameters=_num_parameters(_network_with(job.spec, weights)),
-        weights_sha256="",  # known when they are written
-        epochs=save.epoch,
-        stopped_early=save.epoch < job.params.epochs,
-        kept_epoch=save.kept_epoch,
-        metrics=metrics,
-        requested=requested_setup(job.params),
-        actual=save.actual,
-        seed=job.seed,
-        params=job.params.model_dump(mode="json"),
-        digests=_digests(job.fingerprint, files.digest_json(job.params.model_dump(mode="json"))),
-        versions=job.fingerprint.versions,
-        git_revision=_git_revision(job.paths.root),
-    )
-    files.write_json(
-        job.paths.metrics,
-        {
-            "epochs": save.epoch,
-            "stopped_early": card.stopped_early,
-            "kept_epoch": save.kept_epoch,
-            **_short(metrics),
-            "skipped_steps": int(save.history[-1]["skipped_steps"]),  # of the whole run, not only up to the kept epoch
-            "strategy": save.actual.strategy,
-            "precision": save.actual.precision,
-            "processes": save.actual.world_size,
-        },
-    )
-    save_checkpoint(job.paths.checkpoint, card, weights)
-    job.saves.remove()
-    if card.stopped_early:
-        print(f"stopped   after epoch {save.epoch}, {job.params.early_stopping_patience} after the lowest validation loss")
-    print(
-        f"kept epoch {save.kept_epoch} of {save.epoch} ({job.params.keep}) in {job.paths.checkpoint}, "
-        f"measured on {len(job.data.val):,} validation rows"
+def _where(job: Job, resumed: Save | None) -> Where:
+    return Where(
+        board=job.board,
+        rows_per_step=job.shape.batch_size,
+        num_accumulated=job.shape.num_accumulated,
+        steps_per_epoch=job.steps_per_epoch,
+        history=resumed.history if resumed else [],
     )
 
 
-def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
-    """Strictly: what was put together from shards has every weight of the network, in its shape, and nothing else.
-
-    In a new network, since ZeRO-3 leaves the trained one with empty parameters.
-    """
-    network = build_network(spec)
-    network.load_state_dict(dict(weights), strict=True)
-    return network
-
-
-def _digests(fingerprint: Fingerprint, params: str) -> dict[str, str]:
-    return {"fingerprint": fingerprint.digest, "params": params, **fingerprint.data, **fingerprint.code}
-
-
-def _short(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name.replace("/", "_"): value for name, value in metrics.items() if name != "learning_rate"}
-
-
-def _num_parameters(network: Network) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
-def _git_revision(root: Path) -> str | None:
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
-
-
-def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
-    """What is asked for and does nothing here; `classes` is empty for a numeric target."""
-    if params.label_smoothing and not classes:
-        return [f"train.label_smoothing {params.label_smoothing:g} is without effect for a numeric target"]
-    return []
-
-
-def _print_start(job: Job, network: Network, notes: list[str], resumed: Save | None) -> None:
-    spec, shape, placement, num_train = job.spec, job.shape, job.placement, job.data.num_train
-    answers = f"{len(spec.classes)} classes" if spec.classes else "a number"
-    print(f"network   {spec.name}, {_num_parameters(network):,} parameters, {'x'.join(map(str, spec.input.shape))} -> {answers}")
-    print(f"rows      {num_train:,} for training, {len(job.data.val):,} for validation")
-    print(
-        f"step      {shape.batch_size} rows = {shape.per_device} per device x {shape.world_size} process{'es' * (shape.world_size > 1)} "
-        f"x {shape.num_accumulated} accumulated; {num_train // shape.batch_size} steps per epoch"
-    )
-    print(f"runs as   {placement.strategy}, {placement.precision}, {placement.world_size} on {placement.accelerator}")
-    if job.params.pretrained:
-        digest = job.fingerprint.data["pretrained"]
-        print(f"weights   {job.params.pretrained}, SHA-256 {digest[:12]}, for pixels of mean {_listed(spec.mean)}, std {_listed(spec.std)}")
-    for reason in placement.reasons:
-        print(f"  auto    {reason}")
-    for note in [*notes, *without_effect(job.params, spec.classes)]:
-        print(f"note      {note}")
-    if resumed:
-        print(f"resumed   {_place(resumed)}", flush=True)
-        if not resumed.stretches[-1].is_cut_as(job.stretch):
-            print(f"note      saved by {resumed.stretches[-1]}, resumed by {job.stretch}: the same rows in each step, but other last bits")
-
-
-def _place(save: Save | None) -> str:
-    if save is None:
-        return "before the first step"
-    return f"after epoch {save.epoch}" + (f" and {save.step} steps of the next" if save.step else "")
-
-
-def _listed(values: list[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in values)
+def _first_step(job: Job, resumed: Save | None) -> int:
+    return resumed.position.total_steps(job.steps_per_epoch) if resumed else 0

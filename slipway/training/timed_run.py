@@ -21,13 +21,13 @@ from slipway import files
 from slipway.contract import Contract
 from slipway.data.packed import PackedSplit
 from slipway.params import TrainParams
+from slipway.training.assembly import freezing, prepare_process, step_arguments, training_batches, training_module
 from slipway.training.batches import Batch, TrainingBatches, training_loader
+from slipway.training.job import Job, Paths, prepare
 from slipway.training.loader_times import AHEAD_PER_WORKER, LoaderProbe
-from slipway.training.module import TrainingModule
 from slipway.training.networks import Network
 from slipway.training.processes import end_with_parent, is_first_process
 from slipway.training.progress import silence_chatter
-from slipway.training.run import Job, Paths, prepare, prepare_process, step_arguments, training_batches
 from slipway.training.step_times import Clock, Order, StepTimer, WatchedLoader
 
 _SECONDS_BETWEEN_LOOKS = 0.01
@@ -74,7 +74,7 @@ def main(wrap_batches: WrapBatches = lambda batches: batches, wrap_split: WrapSp
     job = replace(job, data=replace(job.data, train=[wrap_split(split) for split in job.data.train]))
     prepare_process(job.params, job.placement, network)
     if request.loader:
-        batches = training_batches(job, 0)
+        batches = _batches(job, 0)
         probe = LoaderProbe(wrap_batches(batches), job.data.train, job.shape.per_device)
         while _next_order(folder) is not None:
             _answer(folder, probe.round().model_dump_json())
@@ -92,16 +92,24 @@ def _time_steps(request: Request, job: Job, network: Network, folder: Path, wrap
         lambda found: _answer(folder, found.model_dump_json()),
     )
     trainer = pl.Trainer(
-        **step_arguments(job), max_epochs=-1, callbacks=[timer], logger=False, enable_checkpointing=False, enable_progress_bar=False
+        **step_arguments(job.params, job.placement, job.shape, job.paths.work),
+        max_epochs=-1,
+        callbacks=[*freezing(network, job.params), timer],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
-    batches = training_batches(job, trainer.global_rank)
+    batches = _batches(job, trainer.global_rank)
     loader: Any = training_loader(wrap_batches(batches), job.params.num_workers, pin_memory=job.placement.accelerator == "gpu")
     if request.fixed_batch:
         loader = _RepeatedBatch(next(iter(DataLoader(batches, batch_size=None, sampler=[(0, 0)]))), len(loader))
     else:
         loader = WatchedLoader(loader, clock)
-    module = TrainingModule(network, job.params, job.seed, batches.num_steps, batches.ids, job.data.mean_weight)
-    trainer.fit(module, loader)
+    trainer.fit(training_module(network, job.params, job.seed, job.data, batches), loader)
+
+
+def _batches(job: Job, rank: int) -> TrainingBatches:
+    return training_batches(job.data, job.shape, rank, job.seed, on_gpu=job.placement.accelerator == "gpu")
 
 
 def _paths(request: Request, folder: Path) -> Paths:
@@ -114,6 +122,8 @@ def _paths(request: Request, folder: Path) -> Paths:
         live=nothing,
         work=folder / "work",
         tensorboard=nothing,
+        log=nothing,
+        costs=nothing,
         root=Path(request.root),
     )
 

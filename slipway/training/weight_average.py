@@ -74,6 +74,10 @@ class WeightAverage(pl.Callback):
         _copy(self._own, tensors)
         self._own = {}
 
+    def replace_weights(self) -> None:
+        """Let the network have the average for good, after its training."""
+        _copy(self._values, _floating(self._network))
+
     @contextmanager
     def put_aside(self) -> Iterator[None]:
         """Within a validation, the weights of training are in the network while the block runs; elsewhere they are anyway."""

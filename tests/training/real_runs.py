@@ -16,18 +16,18 @@ DEEPSPEED = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus=2", "--
 AS_ROOT = ["env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]  # without which Open MPI refuses
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "DS_BUILD_OPS": "0", "DVC_NO_ANALYTICS": "1"}
 
 
 def run_training(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=project, env=_environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300)
 
 
 def start_training(project: Path) -> subprocess.Popen[str]:
     """A training in a session of its own, whose output can be read."""
     return subprocess.Popen(
-        TRAIN, cwd=project, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        TRAIN, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
 
 

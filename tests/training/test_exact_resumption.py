@@ -13,7 +13,7 @@ EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 ACCUMULATED = {"epochs": 3, "max_batch_per_device": 16}  # 4 steps of 2 batches in an epoch
 
 
-def result(project: Path) -> tuple[str, str, str, str]:
+def result(project: Path) -> tuple[str, ...]:
     """Digest of the weights, metrics of the kept epoch, and the curves of all."""
     curves = [(project / f"reports/live/plots/metrics/{name}.tsv").read_text() for name in ("train/loss", "val/loss")]
     return weights_digest(project), (project / "metrics/train.json").read_text(), *curves

@@ -17,7 +17,7 @@ from slipway.errors import IntegrityError, TrainingError
 from slipway.training.faults import explained, is_lost_peer
 from slipway.training.processes import told_once
 from tests.training import test_table_runs
-from tests.training.real_runs import _environment
+from tests.training.real_runs import environment
 
 MODULE = "tests.training.failing_training"
 LIGHTNING = [sys.executable, "-u", "-m", MODULE]
@@ -40,7 +40,7 @@ def _marked(project: Path) -> list[int]:
 
 def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, str]:
     """Exit code, seconds from the fault to the end of the last process over those from the start to the fault, and all that was said."""
-    started_at, environment = time.monotonic(), {**_environment(), "FAIL": fault}
+    started_at, environment = time.monotonic(), {**environment(), "FAIL": fault}
     with subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         said, failed_at = "", 0.0
@@ -115,7 +115,7 @@ def test_torchrun_ends_all_and_its_report_names_the_rank(project: Path, fault: s
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_not_mistaken_for_one_that_failed(project: Path) -> None:
     with subprocess.Popen(
-        LIGHTNING, cwd=project, env={**_environment(), "FAIL": "1:hang"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        LIGHTNING, cwd=project, env={**environment(), "FAIL": "1:hang"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         assert any(line == "failing\n" for line in process.stdout)
@@ -193,7 +193,7 @@ def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(tmp_path: P
 @pytest.mark.slow
 def test_a_killed_loader_process_is_one_message(tmp_path: Path) -> None:
     project = test_table_runs.write_project(tmp_path / "project", num_workers=2, epochs=200)
-    environment = {**_environment(), "FAIL": "9:kill"}
+    environment = {**environment(), "FAIL": "9:kill"}
     with subprocess.Popen(LIGHTNING, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         assert any("epoch   1" in line for line in process.stdout)

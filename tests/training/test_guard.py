@@ -199,7 +199,7 @@ def test_the_guard_changes_no_bit_of_a_clean_run() -> None:
         batch = batches[0, index]
         loss = plain._losses(plain.network(batch.inputs), batch.targets).mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_([value for group in optimizer.param_groups for value in group["params"]], 0.05)
         optimizer.step()
         schedule.step()

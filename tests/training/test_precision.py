@@ -4,9 +4,9 @@ import pytest
 import torch
 from pytorch_lightning.strategies import DDPStrategy
 
+from slipway.training.assembly import prepare_process
 from slipway.training.networks import Network, build_network
 from slipway.training.precision import fit_into_half
-from slipway.training.run import prepare_process
 from slipway.training.strategies import Placement, PrecisionName, trainer_arguments
 from tests.project_params import PROJECT
 from tests.training.conftest import CONTRACT, spec

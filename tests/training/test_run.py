@@ -13,7 +13,7 @@ import pytest
 
 from slipway import files
 from slipway.training.networks import load_network, read_model_card
-from slipway.training.run import without_effect
+from slipway.training.start_lines import without_effect
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
 from tests.training.real_runs import (

@@ -1,0 +1,58 @@
+"""How far is the plan's memory from what real steps take?
+
+`python -m bench.memory_plan` runs each network in a process of its own and writes one table: predicted tensors against what
+torch's allocator reported, and the predicted process against the growth of the resident set.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.conditions import conditions
+from slipway import files
+from slipway.training.planning import CPU_SLACK
+
+RESULT = Path("bench/results/memory_plan.md")
+RESNET = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "normalisation": "batch"}
+TABM = {"num_submodels": 16, "num_blocks": 2, "width": 256, "dropout": 0.1, "embedding_size": 32, "num_bins": 24}
+SETUPS: list[tuple[str, dict[str, Any], int, str]] = [
+    ("small_resnet", RESNET, 128, "32-true"),
+    ("small_resnet", RESNET, 128, "bf16-mixed"),
+    ("timm/resnet18", {}, 128, "32-true"),
+    ("timm/resnet18", {}, 128, "bf16-mixed"),
+    ("timm/vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4}, 64, "32-true"),
+    ("tabm", TABM, 2048, "32-true"),
+]
+
+
+def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> str:
+    """One row of the table."""
+    command = [sys.executable, "-m", "tests.training.measured_step", network, json.dumps(arguments), str(rows), precision]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    predicted, allocated, grown = (found[name] / 1e6 for name in ("predicted", "allocated", "grown"))
+    process = CPU_SLACK * predicted
+    return (
+        f"| {network} | {precision} | {rows} | {predicted:.0f} | {allocated:.0f} | {predicted / allocated - 1:+.0%} "
+        f"| {process:.0f} | {grown:.0f} | {process / grown - 1:+.0%} |"
+    )
+
+
+def main() -> None:
+    """All setups, one after the other."""
+    lines = [
+        "| Network | Precision | Rows | Tensors predicted, MB | allocated, MB | error | Process predicted, MB | grown by, MB | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for setup in SETUPS:
+        lines.append(line(*setup))
+        print(lines[-1], flush=True)
+    text = "\n".join(lines)
+    note = f"Images of 32 px in colour, a table of five columns. The process's slack is {CPU_SLACK} times the tensors."
+    files.write_text(RESULT, f"# Predicted and real memory of a step, on the CPU\n\n{text}\n\n{note}\n{conditions('torch', 'timm')}\n")
+
+
+if __name__ == "__main__":
+    main()

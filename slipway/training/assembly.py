@@ -1,0 +1,84 @@
+"""What every trainer of ours is put together from, for the stage as for the audit and the doctor: one way to make a step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from slipway.contract import is_classification
+from slipway.cores import num_cores
+from slipway.data.augmentation import AugmentPlan
+from slipway.freed_memory import keep_freed_memory
+from slipway.input_contract import InputContract
+from slipway.params import TrainParams
+from slipway.preprocess import ImageContract
+from slipway.training.batches import ImageChanges, StepShape, TrainingBatches
+from slipway.training.execution import arrange
+from slipway.training.freezing import Freezing
+from slipway.training.job import TrainingData
+from slipway.training.module import TrainingModule
+from slipway.training.networks import Network
+from slipway.training.precision import allow_float16_on_cpu, fit_into_half
+from slipway.training.strategies import Placement, actual_setup, check_actual, trainer_arguments
+
+
+def prepare_process(params: TrainParams, placement: Placement, network: Network) -> None:
+    """Threads, memory and precision of this process, and the layout of the weights."""
+    # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    keep_freed_memory()
+    if placement.accelerator == "cpu":
+        torch.set_num_threads(max(1, num_cores() // placement.devices))
+    if placement.half_dtype:
+        fit_into_half(network, placement.half_dtype)
+        if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:
+            allow_float16_on_cpu()
+    if placement.precision == "32-true":
+        torch.backends.cudnn.allow_tf32 = False  # which torch allows in convolutions: 10 bits of mantissa, not 23
+    arrange(network, params, placement, network.spec.task)
+
+
+def step_arguments(params: TrainParams, placement: Placement, shape: StepShape, work: Path) -> dict[str, Any]:
+    """The arguments of `pl.Trainer` that decide what a step does and where."""
+    return {
+        **trainer_arguments(placement, shape.per_device, freezes=params.freeze_epochs > 0),
+        "accumulate_grad_batches": shape.num_accumulated,
+        "gradient_clip_val": (params.gradient_clip_norm or None) if placement.zero_stage else None,  # elsewhere the guard clips
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "deterministic": "warn",
+        "default_root_dir": work,
+    }
+
+
+def training_batches(data: TrainingData, shape: StepShape, rank: int, seed: int, *, on_gpu: bool) -> TrainingBatches:
+    """The training rows of one rank, changed as the plan says."""
+    changes = image_changes(data.plan, data.manifest.input, on_gpu)
+    return TrainingBatches(data.train, shape, rank, seed, changes, classes=is_classification(data.manifest.task))
+
+
+def training_module(network: Network, params: TrainParams, seed: int, data: TrainingData, batches: TrainingBatches) -> TrainingModule:
+    """What makes the steps."""
+    return TrainingModule(network, params, seed, batches.num_steps, batches.ids, data.mean_weight, data.class_weights(params))
+
+
+def freezing(network: Network, params: TrainParams) -> list[pl.Callback]:
+    """What freezes parts of the network, if any are to be."""
+    return [Freezing(network, params)] if params.freeze_epochs else []
+
+
+def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
+    """How training images are changed, on the device where that is a GPU; None for a table."""
+    return ImageChanges(plan, contract.size_px, on_device=on_gpu) if isinstance(contract, ImageContract) else None
+
+
+class SetupCheck(pl.Callback):
+    """Ends a run that is not what was requested before its first step."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        check_actual(self._placement.expected, actual_setup(trainer))
