@@ -27,6 +27,7 @@ from slipway.training.timed_processes import Measured, Project
 from tests.project_params import PROJECT
 
 matplotlib.use("svg")
+matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: a smaller file
 ROOT = Path.cwd()
 SCRATCH = ROOT / ".work/bench/ladder"
 RESULT, FIGURE = ROOT / "bench/results/ladder.md", ROOT / "bench/results/ladder.svg"
