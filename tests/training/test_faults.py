@@ -40,8 +40,8 @@ def _marked(project: Path) -> list[int]:
 
 def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, str]:
     """Exit code, seconds from the fault to the end of the last process over those from the start to the fault, and all that was said."""
-    started_at, environment = time.monotonic(), {**environment(), "FAIL": fault}
-    with subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    started_at, variables = time.monotonic(), {**environment(), "FAIL": fault}
+    with subprocess.Popen(command, cwd=project, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         said, failed_at = "", 0.0
         for line in process.stdout:
@@ -193,8 +193,8 @@ def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(tmp_path: P
 @pytest.mark.slow
 def test_a_killed_loader_process_is_one_message(tmp_path: Path) -> None:
     project = test_table_runs.write_project(tmp_path / "project", num_workers=2, epochs=200)
-    environment = {**environment(), "FAIL": "9:kill"}
-    with subprocess.Popen(LIGHTNING, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    variables = {**environment(), "FAIL": "9:kill"}
+    with subprocess.Popen(LIGHTNING, cwd=project, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         assert any("epoch   1" in line for line in process.stdout)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
