@@ -1,9 +1,14 @@
 """A training that was killed or stopped anywhere ends with the bits of one that was not."""
 
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from slipway import files
+from slipway.training.resuming import Resumption
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_save, run_forked
 from tests.training.real_runs import weights_digest
