@@ -22,7 +22,7 @@ from slipway.data.randomness import permutation, uniform
 from slipway.errors import ParamsError
 from slipway.training.augmentation import Changes, device_changes
 from slipway.training.host_augmentation import StoredRows, changed_images, mixed_images
-from slipway.training.stopping import ignore_in_worker
+from slipway.training.stopping import heed_trainer_alone
 
 
 class Mixing(NamedTuple):
@@ -231,7 +231,7 @@ def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: 
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=num_workers > 0,
-        worker_init_fn=ignore_in_worker,
+        worker_init_fn=heed_trainer_alone,
     )
 
 

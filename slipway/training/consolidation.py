@@ -68,8 +68,10 @@ def _of_shards(folder: Path) -> ConsolidatedState:
 
         def merged(groups: list[list[Tensor]]) -> dict[str, Tensor]:
             if stage <= 2:
-                return dict(zero_to_fp32._get_fp32_state_dict_from_zero2_checkpoint(world_size, groups, models, False, paddings))
-            return dict(zero_to_fp32._get_fp32_state_dict_from_zero3_checkpoint(world_size, groups, models, False))
+                tensors = zero_to_fp32._get_fp32_state_dict_from_zero2_checkpoint(world_size, groups, models, False, paddings)
+            else:
+                tensors = zero_to_fp32._get_fp32_state_dict_from_zero3_checkpoint(world_size, groups, models, False)
+            return dict(zero_to_fp32.to_torch_tensor(tensors))
 
         weights = merged(flat)
         states = [_flat_states(Path(shard)) for shard in shards]
@@ -84,15 +86,26 @@ def _of_shards(folder: Path) -> ConsolidatedState:
                 )
             for name in trained:
                 optimizer[name][key] = whole[name].clone()
-    rest = torch.load(zero_to_fp32.get_model_state_files(str(folder))[0], map_location="cpu", weights_only=False)
+    rest = _loaded(Path(zero_to_fp32.get_model_state_files(str(folder))[0]))
     return ConsolidatedState(weights, optimizer, {key: rest[key] for key in ("lr_schedulers", "callbacks", "guard")})
 
 
 def _flat_states(shard: Path) -> list[dict[str, Tensor]]:
     """The optimizer's states of one rank by group."""
-    saved = torch.load(shard, map_location="cpu", weights_only=False)["optimizer_state_dict"]
+    saved = _loaded(shard)["optimizer_state_dict"]
     state = (saved.get("base_optimizer_state") or saved["optimizer_state_dict"])["state"]
     return [_tensors(state[group]) for group in sorted(state)]
+
+
+def _loaded(shard: Path) -> dict[str, Any]:
+    """Without running anything that the file might hold: DeepSpeed's own classes are named here."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    with torch.serialization.safe_globals([ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]):
+        loaded: dict[str, Any] = torch.load(shard, map_location="cpu", weights_only=True)
+    return loaded
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

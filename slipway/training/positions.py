@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """After `epoch` whole epochs, validation included, and `step` optimizer steps of the next, at most all of them."""
+    """After `epoch` whole epochs, validation included, and `step` optimizer steps of the next: at most all, before its validation."""
 
     epoch: int
     step: int

@@ -25,7 +25,7 @@ def write_rank_state(module: TrainingModule, rank: int, folder: Path) -> None:
 
 
 def restore_rank_state(module: TrainingModule, rank: int, world_size: int, saved_world_size: int, folder: Path) -> None:
-    """Give the module what `rank` had. Of another number of processes: the mean of their buffers, and to rank 0 the sums of them all."""
+    """Give the module what `rank` had. Where the number of processes is another, the mean of their buffers, and rank 0 all their sums."""
     if world_size == saved_world_size:
         tensors = safetensors.torch.load(_path(folder, rank).read_bytes())
     else:

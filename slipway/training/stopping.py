@@ -7,6 +7,8 @@ put the job back into the queue. A second signal ends a process at once, as it w
 import os
 import signal
 import subprocess
+import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -49,10 +51,20 @@ class Signals:
         self.received = number
 
 
-def ignore_in_worker(_worker: int) -> None:
-    """For the loader's processes: where a signal goes to all processes of a job, the trainer needs them until it has saved."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def heed_trainer_alone(_worker: int) -> None:
+    """For the loader's processes: where a signal goes to all processes of a job, the trainer needs them until it has saved.
+
+    It ends them with SIGTERM itself, which is why they tell senders apart. On Linux alone.
+    """
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        threading.Thread(target=_end_when_told_by, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told_by(parent: int) -> None:
+    while signal.sigwaitinfo(SIGNALS).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 class Agreement:

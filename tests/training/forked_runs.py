@@ -64,7 +64,7 @@ def _after_save(number: int, sent: signal.Signals) -> None:
         if len(seen) == number:
             os.kill(os.getpid(), sent)
 
-    Saves.write = counted  # type: ignore[method-assign]
+    Saves.write = counted  # type: ignore[assignment, method-assign]
 
 
 def _train(project: Path, output: Path, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:

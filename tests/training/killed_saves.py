@@ -29,7 +29,7 @@ def sweep_third_save(report: Path, twin: Callable[[Write], Write] | None) -> Non
         report.write_text(json.dumps(_sweep(saves, lambda: third(saves, *arguments))))
         os._exit(0)
 
-    Saves.write = swept  # type: ignore[method-assign]
+    Saves.write = swept  # type: ignore[assignment, method-assign]
 
 
 def written_in_place(write: Write) -> Write:
@@ -41,9 +41,9 @@ def written_in_place(write: Write) -> Write:
         yield path
 
     def written(*arguments: Any) -> None:
-        from slipway.training import saves
+        from slipway import files
 
-        saves.files.new_directory = in_place  # type: ignore[assignment]
+        files.new_directory = in_place  # type: ignore[assignment]
         write(*arguments)
 
     return written

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from slipway import files
@@ -38,6 +39,17 @@ def kill_after(project: Path, text: str) -> None:
         seen = any(text in line for line in process.stdout)
         os.killpg(process.pid, signal.SIGKILL)
     assert seen
+
+
+def kill_at_step(project: Path, step: int) -> None:
+    """Start a training and kill it, with all its processes, when it has saved that optimizer step or a later one."""
+    with start_training(project) as process:
+        deadline = time.monotonic() + 300
+        while not any(int(save.name[5:13]) >= step for save in (project / ".work/train").glob("*/step-????????*")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def weights_digest(project: Path) -> str:

@@ -21,9 +21,17 @@ def test_nothing_changed_is_the_same_training(project: Path) -> None:
     assert _take(project).digest == _take(project).digest
 
 
-@pytest.mark.parametrize("train", [{"learning_rate": 0.5}, {"devices": 2}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize("train", [{"learning_rate": 0.5}, {"batch_size": 16}, {"precision": "bf16-mixed"}])
 def test_a_changed_parameter_is_another_training(project: Path, train: dict[str, Any]) -> None:
     assert _take(project, **train).digest != _take(project).digest
+
+
+@pytest.mark.parametrize(
+    "train",
+    [{"devices": 2}, {"strategy": "ddp"}, {"num_workers": 3}, {"max_batch_per_device": 8}, {"checkpoint_every_minutes": None}],
+)
+def test_how_a_training_is_cut_over_processes_is_not_what_it_is(project: Path, train: dict[str, Any]) -> None:
+    assert _take(project, **train).digest == _take(project).digest
 
 
 def test_another_kind_of_device_is_another_training(project: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from slipway.training.processes import ended_together, is_first_process, was_started_by_another
+from slipway.training.stopping import Stopped
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 SLURM = {
@@ -80,6 +81,15 @@ def test_started_ranks_end_when_the_first_one_fails() -> None:
         with pytest.raises(ValueError, match="rank 0 failed"):
             _fail_with([child])
         assert child.wait(5) == -9
+
+
+def test_started_ranks_that_stop_with_the_first_one_end_by_themselves() -> None:
+    slow = "import sys, time; time.sleep(1); sys.exit(143)"
+    with subprocess.Popen([sys.executable, "-c", slow]) as child:
+        trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
+        with pytest.raises(Stopped), ended_together(trainer):
+            raise Stopped(15)
+        assert child.returncode == 143
 
 
 def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:

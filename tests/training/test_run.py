@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tests.training.real_runs import (
     TRAIN,
     kill_after,
     run_training,
-    start_training,
     validation_accuracy,
     weights_digest,
 )
@@ -45,59 +43,12 @@ def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> N
     assert validation_accuracy(project) > 0.9
 
 
-def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    # The killed one fetches ahead in processes of their own, the other does not.
-    whole, killed = (write_project(tmp_path / str(workers), epochs=5, num_workers=workers) for workers in (0, 2))
-    assert run_training(whole).returncode == 0
-    kill_after(killed, "epoch 2/5")
-    kill_after(killed, "epoch 4/5")
-    resumed = run_training(killed)
-    assert "resumed   after epoch" in resumed.stdout
-    assert weights_digest(killed) == weights_digest(whole)
-    curves = [(project / "reports/live/plots/metrics/val/loss.tsv").read_text() for project in (whole, killed)]
-    assert curves[0] == curves[1]
-
-
-def test_a_damaged_save_is_named_and_the_one_before_it_is_taken(tmp_path: Path) -> None:
-    whole, damaged = write_project(tmp_path / "whole", epochs=4), write_project(tmp_path / "damaged", epochs=4)
-    assert run_training(whole).returncode == 0
-    kill_after(damaged, "epoch 4/4")
-    newest = sorted((damaged / ".work/train").glob("*/epoch-*/state"))[-1]
-    newest.write_bytes(newest.read_bytes()[:-1])
-    resumed = run_training(damaged)
-    assert f"{newest.parent.name} is damaged and skipped: state missing, foreign or altered" in resumed.stdout
-    assert weights_digest(damaged) == weights_digest(whole)
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_sigterm_to_the_first_process_ends_them_all_and_does_not_look_finished(tmp_path: Path, devices: int) -> None:
-    project = write_project(tmp_path, epochs=1000, devices=devices)
-    process = start_training(project)
-    with process:
-        assert process.stdout is not None
-        assert any("epoch    2/1000" in line for line in process.stdout)
-        process.terminate()
-        process.stdout.read()  # ends when the other rank, which holds the pipe too, has ended
-    assert process.returncode == -signal.SIGTERM
-    assert not (project / "artifacts").exists()
-
-
 def test_a_loss_that_is_not_finite_ends_the_training_with_one_message(tmp_path: Path) -> None:
     ended = run_training(write_project(tmp_path, learning_rate=1e30, warmup_epochs=0.0))
     assert ended.returncode == 1
     assert "error: the loss is not finite in step 2 (epoch 1)" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "artifacts").exists()
-
-
-def test_another_parameter_is_another_training(tmp_path: Path) -> None:
-    project = write_project(tmp_path, epochs=4)
-    kill_after(project, "epoch 3/4")
-    params = (project / "params.yaml").read_text()
-    files.write_text(project / "params.yaml", params.replace("learning_rate: 0.01", "learning_rate: 0.02"))
-    done = run_training(project)
-    assert "resumed" not in done.stdout.replace("not resumed", "")
-    assert "train.learning_rate: 0.01 -> 0.02" in done.stdout
 
 
 def test_a_second_trainer_is_kept_out(project: Path) -> None:
@@ -160,8 +111,8 @@ def test_mpirun_starts_two_processes_on_one_node(tmp_path: Path) -> None:
 
 def test_offload_that_the_engine_was_not_told_of_is_noticed(tmp_path: Path) -> None:
     project = write_project(tmp_path, strategy="deepspeed_stage_2", precision="bf16-mixed", offload="optimizer")
-    code = "import runpy, slipway.training.run as run; take = run.trainer_arguments; from dataclasses import replace; "
-    forget = "run.trainer_arguments = lambda placement, batch: take(replace(placement, offload='none'), batch); "
+    code = "import runpy, slipway.training.assembly as made; take = made.trainer_arguments; from dataclasses import replace; "
+    forget = "made.trainer_arguments = lambda placement, batch, **rest: take(replace(placement, offload='none'), batch, **rest); "
     ended = run_training(project, [sys.executable, "-c", code + forget + "runpy.run_module('stages.train', run_name='__main__')"])
     assert ended.returncode == 1
     assert "offload: requested optimizer, actual none" in ended.stderr

@@ -1,0 +1,165 @@
+"""How often `kill -9` changes a result: `python -m bench.kills [NUMBER]`, 25 kills within the training unless said otherwise.
+
+A copy of the checkout runs `dvc repro` to the end once; another is killed at random moments of the training, and as each stage begins
+(the trainer, dvc, or both, by turns), and run again each time. Weights, metrics and split have to be equal, digest for digest.
+Results: bench/results/kills.md.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.conditions import conditions
+from slipway import files
+from tests.end_to_end.project import Project, copy_checkout
+
+RESULTS = Path("bench/results/kills.md")
+STAGES = ("clean", "split", "precompute", "augment", "train", "evaluate", "export", "compile", "verify")
+NUM_STEPS = 8 * (1200 // 32)  # about, of the demo's training rows
+VICTIMS = ("trainer", "dvc", "both")
+SMALL: dict[str, dict[str, Any]] = {
+    "train": {"epochs": 8, "warmup_epochs": 1.0, "batch_size": 32, "checkpoint_every_minutes": 1e-4, "num_workers": 1},
+    "evaluate": {"gates": {"accuracy": {"min": 0.1, "max": None}}},
+}
+EQUAL = ("artifacts/checkpoint/weights.safetensors", "metrics/train.json", "metrics/evaluate.json", "data/split/rows.parquet")
+
+
+@dataclass
+class Kills:
+    """What was killed, and where the training went on afterwards."""
+
+    moments: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+
+
+def small_project(folder: Path) -> Project:
+    """A copy of the checkout whose training takes seconds."""
+    folder.mkdir(parents=True)
+    project = copy_checkout(folder)
+    project.set_params(SMALL)
+    return project
+
+
+def digests(project: Project) -> dict[str, str]:
+    """Of all that has to be equal."""
+    return {name: files.sha256_file(project.path / name) for name in EQUAL}
+
+
+def run_killed(project: Project, num_kills: int, stages: tuple[str, ...], seed: int = 7) -> Kills:
+    """Run `dvc repro` until it ends by itself, killed as each of `stages` begins and at `num_kills` random steps of the training."""
+    draws, kills = random.Random(seed), Kills()
+    steps = sorted(draws.randrange(NUM_STEPS) for _ in range(num_kills))
+    for stage in stages:
+        if stage == "train":  # its own kills, before the stages behind it
+            for step in steps:
+                _run_until(project, kills, _is_past(project, step), f"after step {step}")
+        _run_until(project, kills, _has_begun(stage), f"as {stage} begins")
+    _run_until(project, kills, None, "")
+    return kills
+
+
+def _has_begun(stage: str) -> Callable[[str], bool]:
+    return lambda output: f"Running stage '{stage}'" in output
+
+
+def _is_past(project: Project, step: int) -> Callable[[str], bool]:
+    """Whether this run trains, and a save of that step or a later one is there."""
+
+    def is_past(output: str) -> bool:
+        saves = (project.path / ".work/train").glob("*/step-????????*")
+        return "runs as " in output and max((int(save.name[5:13]) for save in saves), default=0) >= step
+
+    return is_past
+
+
+def _run_until(project: Project, kills: Kills, is_due: Callable[[str], bool] | None, moment: str) -> None:
+    """Run `dvc repro` and kill the next victim when its output `is_due`; let it end without one."""
+    log = project.path / ".work/output"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-c", "source env.sh && exec dvc repro"],
+            cwd=project.path,
+            env={**project.environment(), "PYTHONUNBUFFERED": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    while process.poll() is None and not (is_due and is_due(log.read_text())):
+        time.sleep(0.01)
+    if is_due:
+        assert process.poll() is None, f"it ended before it could be killed {moment}:\n{log.read_text()[-4000:]}"
+        victim = VICTIMS[len(kills.moments) % len(VICTIMS)]
+        _kill(process.pid, victim)
+        kills.moments.append(f"{victim}, {moment}")
+    code = process.wait()
+    assert is_due or code == 0, log.read_text()[-4000:]
+    _end_survivors(process.pid)
+    kills.resumed += [line.split(maxsplit=1)[1] for line in log.read_text().splitlines() if line.startswith("resumed ")]
+
+
+def _kill(dvc: int, victim: str) -> None:
+    """With SIGKILL: dvc, all that it started, or both."""
+    targets = [dvc] if victim == "dvc" else list(_descendants(dvc)) if victim == "trainer" else [*_descendants(dvc), dvc]
+    for target in targets:
+        with suppress(ProcessLookupError):
+            os.kill(target, signal.SIGKILL)
+
+
+def _descendants(process: int) -> Iterator[int]:
+    with suppress(FileNotFoundError):
+        for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+            yield int(child)
+            yield from _descendants(int(child))
+
+
+def _end_survivors(session: int) -> None:
+    """A trainer whose dvc was killed goes on, and keeps the lock: it is killed, too, some moments later."""
+    with suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
+
+
+def _report(kills: Kills, whole: dict[str, str], killed: dict[str, str], seconds: float) -> str:
+    rows = [f"| `{name}` | `{whole[name][:16]}` | {'equal' if whole[name] == killed[name] else '**different**'} |" for name in EQUAL]
+    within = sum("and" in place for place in kills.resumed)
+    return "\n".join(
+        [
+            "# `kill -9`, then `dvc repro`",
+            "",
+            f"{len(kills.moments)} kills of the trainer, dvc or both, by turns; the trainer found a save {len(kills.resumed)} times, "
+            f"{within} of them within an epoch. {seconds:,.0f} s in all. {conditions()}",
+            "",
+            "| File | SHA-256 of the uninterrupted run | After the kills |",
+            "|---|---|---|",
+            *rows,
+            "",
+            "| Kill | |",
+            "|---|---|",
+            *(f"| {number} | {moment} |" for number, moment in enumerate(kills.moments, start=1)),
+            "",
+        ]
+    )
+
+
+def main(num_kills: int) -> None:
+    """Run both and write the table."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        whole, killed = (small_project(Path(folder) / name) for name in ("whole", "killed"))
+        started = time.perf_counter()
+        whole.shell("dvc repro", timeout_s=3600)
+        kills = run_killed(killed, num_kills, STAGES)
+        text = _report(kills, digests(whole), digests(killed), time.perf_counter() - started)
+    RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 25)

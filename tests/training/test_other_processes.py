@@ -1,0 +1,85 @@
+"""Several processes: killed within an epoch they go on with every bit, and other processes go on with the same rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from slipway import files
+from tests.training.conftest import write_project
+from tests.training.forked_runs import kill_after_save, run_forked
+from tests.training.real_runs import kill_at_step, run_training, weights_digest
+
+pytestmark = pytest.mark.slow
+EXACT = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "group"}
+EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [("ddp", "32-true"), ("deepspeed_stage_1", "bf16-mixed"), ("deepspeed_stage_2", "16-mixed"), ("deepspeed_stage_3", "bf16-mixed")],
+)
+def test_two_processes_killed_within_an_epoch_end_with_equal_bits(tmp_path: Path, strategy: str, precision: str) -> None:
+    # With BatchNorm, whose running statistics differ between processes within an epoch, and two accumulated batches a step.
+    settings = {"devices": 2, "strategy": strategy, "precision": precision, "epochs": 2, "max_batch_per_device": 8}
+    whole, killed = (write_project(tmp_path / name, **settings, **more) for name, more in (("whole", {}), ("killed", EVERY_STEP)))
+    assert run_training(whole).returncode == 0
+    kill_at_step(killed, 5)
+    resumed = run_training(killed)
+    assert "steps of the next" in resumed.stdout, resumed.stderr
+    assert weights_digest(killed) == weights_digest(whole)
+    assert (killed / "metrics/train.json").read_text() == (whole / "metrics/train.json").read_text()
+
+
+def change(project: Path, **train: Any) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["train"].update(train)
+    files.write_text(project / "params.yaml", yaml.safe_dump(params))
+
+
+def losses(project: Path) -> list[float]:
+    metrics = json.loads((project / "metrics/train.json").read_text())
+    return [metrics["train_loss"], metrics["val_loss"]]
+
+
+def newest_manifest(project: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads(sorted((project / ".work/train").glob("*/step-*/save.json"))[-1].read_bytes())
+    return manifest
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"])
+def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strategy: str) -> None:
+    settings = {"network_arguments": EXACT, "precision": "32-true", "strategy": "single", "epochs": 3, "warmup_epochs": 1.0}
+    whole, moved = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "moved", **settings, **EVERY_STEP)
+    assert run_forked(whole)[0] == 0
+    assert run_forked(moved, kill_after_save, 3)[0] == -9
+    change(moved, devices=2, strategy=strategy)
+    kill_at_step(moved, 6)
+    assert [stretch["strategy"] for stretch in newest_manifest(moved)["stretches"]] == ["single", strategy]
+    assert newest_manifest(moved)["stretches"][1]["first_step"] == 3
+    change(moved, devices=1, strategy="single")
+    code, output = run_forked(moved)
+    assert code == 0, output
+    assert f"note      saved by {strategy} on 2 processes with 16 rows a batch, resumed by single on 1 process with 32" in output
+    assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
+
+
+def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_path: Path) -> None:
+    settings = {"network_arguments": EXACT, "precision": "32-true", "strategy": "single", "epochs": 3}
+    whole, moved = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "moved", **settings, **EVERY_STEP)
+    assert run_forked(whole)[0] == 0
+    assert run_forked(moved, kill_after_save, 6)[0] == -9
+    change(moved, max_batch_per_device=16)
+    code, output = run_forked(moved, forget_the_optimizer)
+    assert code == 0, output
+    assert "note      saved by single" in output
+    assert not np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
+
+
+def forget_the_optimizer() -> None:
+    from slipway.training import resuming
+
+    resuming._give_to_optimizer = lambda *arguments: None
