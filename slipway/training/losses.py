@@ -57,15 +57,15 @@ class RowLosses(nn.Module):
 
 
 def class_weights(
-    asked: Literal["none", "balanced"] | Mapping[str, float], classes: Sequence[str], targets: NDArray[np.integer]
+    asked: Literal["none", "balanced"] | Mapping[str, float], classes: Sequence[str], targets: NDArray[np.float64]
 ) -> Tensor | None:
-    """(K,) float32 in the order of `classes`, whose mean over the training rows' `targets` (N,) is 1; None where none are asked for.
+    """(K,) float32 in the order of `classes`, or None where none are asked for. Their mean over the training rows is 1.
 
-    balanced: each class counts as much as any other, whatever its rows are. ParamsError where a mapping is not of the classes.
+    `targets` (N,) are the rows' positions in `classes`. balanced: each class counts as much as any other, whatever its rows are. ParamsError where a mapping is not of the classes.
     """
     if asked == "none":
         return None
-    counts = np.bincount(targets, minlength=len(classes))
+    counts = np.bincount(targets.astype(np.int64), minlength=len(classes))
     if isinstance(asked, str):
         weights = 1 / np.maximum(counts, 1)
     else:

@@ -15,7 +15,7 @@ from slipway.training.networks import build_network
 from tests.project_params import PROJECT
 from tests.training.conftest import spec
 
-TARGETS = np.array([0] * 6 + [1] * 2)
+TARGETS = np.array([0.0] * 6 + [1.0] * 2)
 
 
 def _of_a_number(**changes: Any) -> RowLosses:
@@ -47,7 +47,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
 def test_weights_by_class_keep_their_ratio_and_have_a_mean_of_one_over_the_rows() -> None:
     weights = _weights({"b": 3.0, "a": 1.0}).numpy()
     assert weights[1] / weights[0] == pytest.approx(3.0)
-    assert weights[TARGETS].mean() == pytest.approx(1.0)
+    assert weights[TARGETS.astype(int)].mean() == pytest.approx(1.0)
 
 
 def test_no_weights_are_none() -> None:
@@ -62,7 +62,7 @@ def test_a_mapping_that_is_not_of_the_classes_is_refused_with_every_name() -> No
 
 
 def test_a_row_of_a_class_costs_what_its_class_counts() -> None:
-    answers, targets = torch.randn(8, 2), torch.from_numpy(TARGETS)
+    answers, targets = torch.randn(8, 2), torch.from_numpy(TARGETS).long()
     network, params = build_network(spec()), PROJECT.train.model_copy(update={"label_smoothing": 0.0})
     plain, weighted = RowLosses(network, params), RowLosses(network, params, class_weights("balanced", ["a", "b"], TARGETS))
     assert torch.allclose(weighted(answers, targets) / plain(answers, targets), torch.tensor([8 / 12] * 6 + [2.0] * 2))
