@@ -15,6 +15,7 @@ from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.plugins.precision import DeepSpeedPrecision, Precision
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
+from torch import Tensor
 
 from slipway.errors import ParamsError, TrainingError, UnavailableError
 from slipway.params import Offload, TrainParams
@@ -227,11 +228,16 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
             super().setup_distributed()
 
 
-class _BatchesAsTheyAre(DeepSpeedPrecision):
-    """Leaves batches alone: Lightning would cast sampling matrices and numeric targets to half precision."""
+class _DeepSpeedPrecision(DeepSpeedPrecision):
+    """Leaves batches alone, and divides the loss by the number of accumulated batches once."""
 
     def convert_input(self, data: Any) -> Any:
+        """Lightning would cast sampling matrices and numeric targets to half precision."""
         return data
+
+    def backward(self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Lightning 2.6 has divided the loss by then, and DeepSpeed 0.19 would again: gradients too small, hardly ever clipped."""
+        super().backward(tensor, model, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
 
 def trainer_arguments(placement: Placement, per_device_batch: int, *, freezes: bool = False) -> dict[str, Any]:
@@ -258,7 +264,7 @@ def trainer_arguments(placement: Placement, per_device_batch: int, *, freezes: b
     )
     # DeepSpeed would insist on an Adam of its own, which it compiles at the first start; torch's fused one needs no compiler.
     strategy.config = {**(strategy.config or {}), "zero_force_ds_cpu_optimizer": False}
-    return {**arguments, "strategy": strategy, "plugins": [*arguments["plugins"], _BatchesAsTheyAre(placement.precision)]}
+    return {**arguments, "strategy": strategy, "plugins": [*arguments["plugins"], _DeepSpeedPrecision(placement.precision)]}
 
 
 def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
