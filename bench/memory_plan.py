@@ -21,8 +21,6 @@ SETUPS: list[tuple[str, dict[str, Any], int, str]] = [
     ("small_resnet", RESNET, 128, "32-true"),
     ("small_resnet", RESNET, 128, "bf16-mixed"),
     ("timm/resnet18", {}, 128, "32-true"),
-    ("timm/resnet18", {}, 128, "bf16-mixed"),
-    ("timm/vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4}, 64, "32-true"),
     ("tabm", TABM, 2048, "32-true"),
 ]
 

@@ -20,7 +20,7 @@ from slipway.training.process_memory import own_bytes
 from slipway.training.rehearsal import Rehearsal
 from slipway.training.strategies import Machine, Placement
 
-# On the CPU a process holds more than its tensors: kernels' own memory and what the allocator keeps. Measured: 1.1 to 1.4 times
+# On the CPU a process holds more than its tensors: kernels' own memory and what the allocator keeps. Measured: 1.1 to 1.6 times
 # (bench/results/memory_plan.md).
 CPU_SLACK = 1.25
 _TRAINER_BYTES = 90_000_000  # of Lightning's loops, TensorBoard and DVCLive, once they run; measured
