@@ -61,7 +61,8 @@ def class_weights(
 ) -> Tensor | None:
     """(K,) float32 in the order of `classes`, or None where none are asked for. Their mean over the training rows is 1.
 
-    `targets` (N,) are the rows' positions in `classes`. balanced: each class counts as much as any other, whatever its rows are. ParamsError where a mapping is not of the classes.
+    `targets` (N,) are the rows' positions in `classes`. balanced: each class counts as much as any other,
+    whatever its rows are. ParamsError where a mapping is not of the classes.
     """
     if asked == "none":
         return None

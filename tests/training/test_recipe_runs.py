@@ -13,7 +13,7 @@ import torch
 from slipway import files
 from slipway.training.networks import load_network, read_model_card
 from tests.training.conftest import write_project
-from tests.training.real_runs import kill_after, run_training, validation_accuracy, weights_digest
+from tests.training.real_runs import kill_after, run_training, weights_digest
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,6 @@ def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_pat
     kill_after(killed, "epoch 2/4")
     assert "resumed   after epoch" in run_training(killed).stdout
     assert weights_digest(killed) == weights_digest(whole)
-    assert validation_accuracy(whole) > 0.8
 
 
 def test_frozen_parts_and_pretrained_weights_survive_a_kill(tmp_path: Path) -> None:
