@@ -15,7 +15,7 @@ from slipway import files
 from slipway.training.planning import CPU_SLACK
 
 RESULT = Path("bench/results/memory_plan.md")
-RESNET = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "normalisation": "batch"}
+RESNET = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
 TABM = {"num_submodels": 16, "num_blocks": 2, "width": 256, "dropout": 0.1, "embedding_size": 32, "num_bins": 24}
 SETUPS: list[tuple[str, dict[str, Any], int, str]] = [
     ("small_resnet", RESNET, 128, "32-true"),

@@ -25,7 +25,7 @@ from slipway.training.networks import NetworkSpec, build_network
 RESULT = Path("bench/results/step_guard.md")
 NUM_ROUNDS, STEPS_PER_ROUND = 15, 2
 NETWORKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
-    ("small_resnet", {"width": 32, "blocks": [1, 1, 1], "dropout": 0.0, "normalisation": "batch"}, 8, 128),
+    ("small_resnet", {"width": 32, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}, 8, 128),
     ("timm/resnet18", {}, 32, 32),
 )
 

@@ -27,7 +27,7 @@ CLASSES = ["ape", "bee", "<script>alert(1)</script>"]
 
 def spec(task: Task) -> NetworkSpec:
     classes = CLASSES if task == "image_classification" else []
-    arguments = {"width": 16, "blocks": [1], "dropout": 0.0, "normalisation": "group"}
+    arguments = {"width": 16, "blocks": [1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
     scale = None if classes else TargetScale(mean=3.0, std=2.0)
     return NetworkSpec(
         task=task, name="small_resnet", arguments=arguments, classes=classes, input=INPUT, mean=[0.5], std=[0.25], target_scale=scale

@@ -14,7 +14,7 @@ from tests.training.forked_runs import kill_after_save, run_forked
 from tests.training.real_runs import kill_at_step, run_training, weights_digest
 
 pytestmark = pytest.mark.slow
-EXACT = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "normalisation": "group"}
+EXACT = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
 EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 
 

@@ -26,7 +26,7 @@ from tests.training.conftest import ROOT, spec, write_project
 from tests.training.real_runs import environment, run_training
 
 NO_GPU = Machine(num_gpus=0, has_bfloat16=True, launch=None)
-SMALL = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "normalisation": "batch"}
+SMALL = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
 TABM = {"num_submodels": 16, "num_blocks": 2, "width": 256, "dropout": 0.1, "embedding_size": 32, "num_bins": 24}
 # Above and below the truth. Kernels of some layers take memory of their own: see bench/results/memory_plan.md.
 TENSORS_TOLERANCE, PROCESS_TOLERANCE = 0.2, 0.35

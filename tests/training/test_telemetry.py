@@ -94,7 +94,13 @@ def test_a_board_that_was_removed_gets_the_epochs_before_the_resume_again(tmp_pa
 @pytest.mark.parametrize(("stage", "precision"), [(2, "bf16-mixed"), (3, "16-mixed")])
 def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(tmp_path: Path, stage: int, precision: str) -> None:
     settings: dict[str, Any] = {"log_every_steps": 1, "log_histograms_every_epochs": 1, "epochs": 2, "devices": 2}
-    wide = {"width": 64, "blocks": [1, 1], "dropout": 0.0, "normalisation": "group"}  # with layers that ZeRO-3 really cuts
+    wide = {
+        "width": 64,
+        "blocks": [1, 1],
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "normalisation": "group",
+    }  # with layers that ZeRO-3 really cuts
     settings |= {"network_arguments": wide}
     plain, sharded = (
         write_project(tmp_path / "plain", **settings, strategy="ddp"),
