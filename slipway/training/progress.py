@@ -27,19 +27,20 @@ class EpochLines(pl.Callback):
 
     def __init__(self, saver: Saver, rows_per_epoch: int) -> None:
         self._saver, self._rows_per_epoch = saver, rows_per_epoch
-        self._started = 0.0
+        self._started, self._share = 0.0, 1.0  # of the epoch that this run trains itself
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _log_history(trainer.loggers, self._saver.history)
-        self._started = time.perf_counter()  # of an epoch that is resumed, whose start is not told
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        self._started, self._share = time.perf_counter(), 1 - done / trainer.num_training_batches  # of an epoch that is resumed
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.perf_counter()
+        self._started, self._share = time.perf_counter(), 1.0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        rows_per_second = self._rows_per_epoch / (time.perf_counter() - self._started)
+        rows_per_second = self._share * self._rows_per_epoch / (time.perf_counter() - self._started)
         epoch, metrics = trainer.current_epoch + 1, pl_module.epoch_metrics
         width = len(str(trainer.max_epochs))
         print(f"epoch {epoch:>{width}}/{trainer.max_epochs}  {_line(metrics)}  {rows_per_second:,.0f} rows/s", flush=True)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from slipway.errors import TrainingError
 from slipway.training.consolidation import ConsolidatedState, consolidated_state, network_weights
-from slipway.training.networks import Network
+from slipway.training.networks import Network, Stretch
 from slipway.training.positions import Position, loop_state, move_to
 from slipway.training.rank_state import restore_rank_state
-from slipway.training.saves import Save, Saves, Stretch
+from slipway.training.saves import Save, Saves
 
 
 class Resumption(pl.Callback):

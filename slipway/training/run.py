@@ -38,14 +38,14 @@ from slipway.training.consolidation import consolidated_weights
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.freed_memory import keep_freed_memory
 from slipway.training.module import TrainingModule
-from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
+from slipway.training.networks import ModelCard, Network, NetworkSpec, Stretch, build_network, save_checkpoint
 from slipway.training.positions import Position
 from slipway.training.precision import allow_float16_on_cpu, fit_into_half
 from slipway.training.processes import end_with_parent, ended_together, is_first_process, leave_signals_alone, was_started_by_another
 from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
 from slipway.training.resuming import Resumption
 from slipway.training.saver import Rhythm, Saver
-from slipway.training.saves import Save, Saves, Stretch
+from slipway.training.saves import Save, Saves
 from slipway.training.stopping import Signals, Stopped, requeue
 from slipway.training.strategies import Placement, actual_setup, check_actual, place, requested_setup, this_machine, trainer_arguments
 
@@ -280,6 +280,7 @@ def _finish(job: _Job) -> None:
         metrics=metrics,
         requested=requested_setup(job.params),
         actual=save.actual,
+        stretches=save.stretches,
         seed=job.seed,
         params=job.params.model_dump(mode="json"),
         digests=_digests(job.fingerprint, files.digest_json(job.params.model_dump(mode="json"))),

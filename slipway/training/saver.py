@@ -9,9 +9,10 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 
 from slipway.training.module import TrainingModule
+from slipway.training.networks import Stretch
 from slipway.training.positions import Position
 from slipway.training.rank_state import write_rank_state
-from slipway.training.saves import Save, Saves, Stretch, write_trainer_state
+from slipway.training.saves import Save, Saves, write_trainer_state
 from slipway.training.stopping import SAVE, Agreement, Signals, Stopped
 from slipway.training.strategies import actual_setup
 
@@ -91,12 +92,12 @@ class Saver(pl.callbacks.Checkpoint):
         self._saved, self._saved_at = position, time.monotonic()
 
     def _describe(self, trainer: pl.Trainer, position: Position, digests: dict[str, str]) -> Save:
-        keeps_itself = self._rhythm.keep == "last" and position.step == 0
+        last = position.epoch if position.step == 0 else 0  # an epoch's end keeps itself
         return Save(
             format_version=2,
             epoch=position.epoch,
             step=position.step,
-            kept_epoch=position.epoch if keeps_itself else self.kept_epoch,
+            kept_epoch=self.kept_epoch if self._rhythm.keep == "best" else last,
             history=self.history,
             stretches=self._stretches,
             actual=actual_setup(trainer),
