@@ -54,16 +54,16 @@ def digests(project: Project) -> dict[str, str]:
     return {name: files.sha256_file(project.path / name) for name in EQUAL}
 
 
-def run_killed(project: Project, num_kills: int, stages: tuple[str, ...], seed: int = 7) -> Kills:
-    """Run `dvc repro` until it ends by itself, killed as each of `stages` begins and at `num_kills` random steps of the training."""
+def run_killed(project: Project, num_kills: int, stages: tuple[str, ...], targets: str = "", seed: int = 7) -> Kills:
+    """Run `dvc repro TARGETS` until it ends by itself, killed as each stage begins and at random steps of the training."""
     draws, kills = random.Random(seed), Kills()
     steps = sorted(draws.randrange(NUM_STEPS) for _ in range(num_kills))
     for stage in stages:
         if stage == "train":  # its own kills, before the stages behind it
             for step in steps:
-                _run_until(project, kills, _is_past(project, step), f"after step {step}")
-        _run_until(project, kills, _has_begun(stage), f"as {stage} begins")
-    _run_until(project, kills, None, "")
+                _run_until(project, kills, targets, _is_past(project, step), f"after step {step}")
+        _run_until(project, kills, targets, _has_begun(stage), f"as {stage} begins")
+    _run_until(project, kills, targets, None, "")
     return kills
 
 
@@ -81,12 +81,12 @@ def _is_past(project: Project, step: int) -> Callable[[str], bool]:
     return is_past
 
 
-def _run_until(project: Project, kills: Kills, is_due: Callable[[str], bool] | None, moment: str) -> None:
+def _run_until(project: Project, kills: Kills, targets: str, is_due: Callable[[str], bool] | None, moment: str) -> None:
     """Run `dvc repro` and kill the next victim when its output `is_due`; let it end without one."""
     log = project.path / ".work/output"
     with log.open("w") as file:
         process = subprocess.Popen(
-            ["bash", "-c", "source env.sh && exec dvc repro"],
+            ["bash", "-c", f"source env.sh && exec dvc repro {targets}"],
             cwd=project.path,
             env={**project.environment(), "PYTHONUNBUFFERED": "1"},
             stdout=file,

@@ -20,6 +20,7 @@ def model_card(network: NetworkSpec) -> ModelCard:
         metrics={},
         requested=SETUP,
         actual=SETUP,
+        stretches=[],
         seed=0,
         params={},
         digests={},

@@ -52,6 +52,7 @@ def _model_card(job: Job, save: Save, num_parameters: int) -> ModelCard:
         metrics=save.history[save.kept_epoch - 1],
         requested=requested_setup(job.params),
         actual=save.actual,
+        stretches=save.stretches,
         seed=job.seed,
         params=params,
         digests=_digests(job.fingerprint, files.digest_json(params)),

@@ -19,10 +19,10 @@ from slipway.training.batches import StepShape, cut_step
 from slipway.training.execution import check_execution
 from slipway.training.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.losses import class_weights
-from slipway.training.networks import Network, NetworkSpec, build_network
+from slipway.training.networks import Network, NetworkSpec, Stretch, build_network
 from slipway.training.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
 from slipway.training.processes import is_first_process
-from slipway.training.saves import Saves, Stretch
+from slipway.training.saves import Saves
 from slipway.training.strategies import Placement, place, this_machine
 
 

@@ -65,6 +65,22 @@ class TrainingSetup(Contract):
     parameter_dtype: str | None  # of the parameters in forward and backward; null where it is not asked for
 
 
+class Stretch(Contract):
+    """How a training is cut over processes from `first_step` on. Where that changes, rows stay the same, but not every bit."""
+
+    first_step: int
+    strategy: str
+    world_size: int
+    per_device: int  # rows of a batch
+
+    def is_cut_as(self, other: "Stretch") -> bool:
+        """Whether nothing but the first step differs."""
+        return self.model_copy(update={"first_step": other.first_step}) == other
+
+    def __str__(self) -> str:
+        return f"{self.strategy} on {self.world_size} process{'es' * (self.world_size > 1)} with {self.per_device} rows a batch"
+
+
 class ModelCard(Contract):
     """The content of `model.json`; equal runs write equal text."""
 
@@ -77,7 +93,8 @@ class ModelCard(Contract):
     kept_epoch: int  # whose weights these are, counted from 1
     metrics: dict[str, float]  # of the kept epoch, on the validation split
     requested: TrainingSetup
-    actual: TrainingSetup
+    actual: TrainingSetup  # at the end
+    stretches: list[Stretch]  # one, unless it was resumed by other processes
     seed: int
     params: dict[str, Any]  # the train section of params.yaml
     digests: dict[str, str]  # hex SHA-256 of the params, the packed manifest, the augmentation plan and the code

@@ -4,7 +4,7 @@ Where the strategy or the number of processes is another one, weights, optimizer
 the new processes. Sums are then added in another order, so the last bits differ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,17 +14,27 @@ from torch import Tensor
 
 from slipway.errors import TrainingError
 from slipway.training.consolidation import ConsolidatedState, consolidated_state, network_weights
-from slipway.training.networks import Network
+from slipway.training.networks import Network, Stretch
 from slipway.training.positions import Position, loop_state, move_to
 from slipway.training.rank_state import restore_rank_state
-from slipway.training.saves import Save, Saves, Stretch
+from slipway.training.saves import Save, Saves
+from slipway.training.weight_average import WeightAverage
 
 
 class Resumption(pl.Callback):
     """Puts the trainer where `save` was taken; without one, at the beginning."""
 
-    def __init__(self, saves: Saves, save: Save | None, stretch: Stretch, *, steps_per_epoch: int, num_accumulated: int) -> None:
-        self._saves, self._save, self._stretch = saves, save, stretch
+    def __init__(
+        self,
+        saves: Saves,
+        save: Save | None,
+        stretch: Stretch,
+        averages: Sequence[WeightAverage] = (),
+        *,
+        steps_per_epoch: int,
+        num_accumulated: int,
+    ) -> None:
+        self._saves, self._save, self._stretch, self._averages = saves, save, stretch, averages
         self._shape = (steps_per_epoch, num_accumulated)
         self.position = save.position if save else Position(0, 0)
         self._carried: ConsolidatedState | None = None
@@ -79,7 +89,7 @@ class Resumption(pl.Callback):
         if self._save:
             saved_world_size = self._save.stretches[-1].world_size
             folder = self._saves.folder(self.position)
-            restore_rank_state(pl_module, trainer.global_rank, trainer.world_size, saved_world_size, folder)
+            restore_rank_state(pl_module, self._averages, trainer.global_rank, trainer.world_size, saved_world_size, folder)
 
 
 def _give_to_optimizer(optimizer: torch.optim.Optimizer, names: list[str], states: Mapping[str, dict[str, Tensor]]) -> None:

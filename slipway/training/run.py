@@ -86,8 +86,8 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
     prepare_process(params, placement, network)
     signals, clock = Signals(), StepClock()
     steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
-    resumption = Resumption(job.saves, resumed, job.stretch, **steps)
     average = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
+    resumption = Resumption(job.saves, resumed, job.stretch, average, **steps)
     saver = Saver(job.saves, resumed, job.stretch, params, signals, average, **steps)
     lines = EpochLines(saver, shape.batch_size, clock)
     telemetry = StepTelemetry(params, _where(job, resumed), log, clock)

@@ -12,9 +12,10 @@ import pytorch_lightning as pl
 from slipway.params import TrainParams
 from slipway.training.early_stopping import has_ended
 from slipway.training.module import TrainingModule
+from slipway.training.networks import Stretch
 from slipway.training.positions import Position
 from slipway.training.rank_state import write_rank_state
-from slipway.training.saves import Save, Saves, Stretch, write_trainer_state
+from slipway.training.saves import Save, Saves, write_trainer_state
 from slipway.training.stopping import SAVE, Agreement, Signals, Stopped
 from slipway.training.strategies import actual_setup
 from slipway.training.weight_average import WeightAverage
@@ -90,16 +91,16 @@ class Saver(pl.callbacks.Checkpoint):
         with ExitStack() as stack:
             for average in self._averages:
                 stack.enter_context(average.put_aside())
-            self._saves.write(trainer, partial(_write_parts, trainer, module), partial(self._describe, trainer, position))
+            self._saves.write(trainer, partial(_write_parts, trainer, module, self._averages), partial(self._describe, trainer, position))
         self._saved, self._saved_at = position, time.monotonic()
 
     def _describe(self, trainer: pl.Trainer, position: Position, digests: dict[str, str]) -> Save:
-        keeps_itself = self._params.keep == "last" and position.step == 0
+        last = position.epoch if position.step == 0 else 0  # an epoch's end keeps itself
         return Save(
             format_version=2,
             epoch=position.epoch,
             step=position.step,
-            kept_epoch=position.epoch if keeps_itself else self.kept_epoch,
+            kept_epoch=self.kept_epoch if self._params.keep == "best" else last,
             history=self.history,
             stretches=self._stretches,
             actual=actual_setup(trainer),
@@ -107,9 +108,9 @@ class Saver(pl.callbacks.Checkpoint):
         )
 
 
-def _write_parts(trainer: pl.Trainer, module: TrainingModule, folder: Path) -> None:
+def _write_parts(trainer: pl.Trainer, module: TrainingModule, averages: Sequence[WeightAverage], folder: Path) -> None:
     write_trainer_state(trainer, folder)
-    write_rank_state(module, trainer.global_rank, folder)
+    write_rank_state(module, averages, trainer.global_rank, folder)
 
 
 def _continued(resumed: Save | None, stretch: Stretch, steps_per_epoch: int) -> list[Stretch]:

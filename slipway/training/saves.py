@@ -24,26 +24,10 @@ from slipway import files
 from slipway.contract import Contract
 from slipway.errors import TrainingError
 from slipway.training.fingerprint import Fingerprint
-from slipway.training.networks import TrainingSetup
+from slipway.training.networks import Stretch, TrainingSetup
 from slipway.training.positions import Position
 
 _STATE, _MANIFEST = "state", "save.json"
-
-
-class Stretch(Contract):
-    """How a training is cut over processes from `first_step` on. Where that changes, rows stay the same, but not every bit."""
-
-    first_step: int
-    strategy: str
-    world_size: int
-    per_device: int  # rows of a batch
-
-    def is_cut_as(self, other: "Stretch") -> bool:
-        """Whether nothing but the first step differs."""
-        return self.model_copy(update={"first_step": other.first_step}) == other
-
-    def __str__(self) -> str:
-        return f"{self.strategy} on {self.world_size} process{'es' * (self.world_size > 1)} with {self.per_device} rows a batch"
 
 
 class Save(Contract):

@@ -74,6 +74,10 @@ class WeightAverage(pl.Callback):
         _copy(self._own, tensors)
         self._own = {}
 
+    def buffers(self) -> dict[str, Tensor]:
+        """The averages of running statistics, which every process has for itself."""
+        return {name: self._values[name] for name, _ in self._network.named_buffers() if name in self._values}
+
     def replace_weights(self) -> None:
         """Let the network have the average for good, after its training."""
         _copy(self._values, _floating(self._network))

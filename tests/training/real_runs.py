@@ -45,7 +45,7 @@ def kill_at_step(project: Path, step: int) -> None:
     """Start a training and kill it, with all its processes, when it has saved that optimizer step or a later one."""
     with start_training(project) as process:
         deadline = time.monotonic() + 300
-        while not any(int(save.name[5:13]) >= step for save in (project / ".work/train").glob("*/step-????????*")):
+        while not any(int(save.name[5:13]) >= step for save in (project / ".work/train").glob("*/step-????????")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -59,6 +59,15 @@ def forget_the_first_batch() -> None:
     Resumption.first_place = property(lambda self: {"first_epoch": self.position.epoch})  # type: ignore[method-assign, assignment]
 
 
+def test_the_last_epoch_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    project = write_project(tmp_path, **ACCUMULATED, **EVERY_STEP, keep="last", checkpoint_every_epochs=3)
+    assert run_forked(project, kill_after_save, 6)[0] == -9
+    (newest, _) = sorted((project / ".work/train").glob("*/step-*/save.json"), reverse=True)
+    assert '"kept_epoch": 0' in newest.read_text()
+    assert run_forked(project)[0] == 0
+    assert '"kept_epoch": 3' in (project / "metrics/train.json").read_text()
+
+
 def test_the_same_training_twice_has_equal_bits(tmp_path: Path, uninterrupted: tuple[str, ...]) -> None:
     project = write_project(tmp_path, **ACCUMULATED, num_workers=1)
     assert run_forked(project)[0] == 0

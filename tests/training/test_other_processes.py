@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from slipway import files
+from slipway.training.networks import read_model_card
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_save, run_forked
 from tests.training.real_runs import kill_at_step, run_training, weights_digest
@@ -65,6 +66,8 @@ def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strateg
     assert code == 0, output
     assert f"note      saved by {strategy} on 2 processes with 16 rows a batch, resumed by single on 1 process with 32" in output
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
+    stretches = read_model_card(moved / "artifacts/checkpoint").stretches
+    assert [stretch.strategy for stretch in stretches] == ["single", strategy, "single"]
 
 
 def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ def test_it_runs_in_one_process_whatever_the_training_asks_for(project: Path) ->
 
 
 def test_processes_of_torchrun_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    started = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**started, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UnavailableError, match="an audit is one process, but torchrun started 2"):
         planned(project)
 

@@ -66,4 +66,4 @@ def test_float32_is_not_tensor_float_32(monkeypatch: pytest.MonkeyPatch, precisi
 def test_ddp_leaves_running_statistics_to_each_rank_until_they_are_averaged() -> None:
     strategy = trainer_arguments(Placement("ddp", "32-true", "cpu", 2, 1, "none", None, ()), 16)["strategy"]
     assert isinstance(strategy, DDPStrategy)
-    assert strategy._ddp_kwargs == {"broadcast_buffers": False}
+    assert strategy._ddp_kwargs == {"broadcast_buffers": False, "find_unused_parameters": False}

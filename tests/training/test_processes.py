@@ -86,7 +86,7 @@ def test_started_ranks_end_when_the_first_one_fails() -> None:
 def test_started_ranks_that_stop_with_the_first_one_end_by_themselves() -> None:
     slow = "import sys, time; time.sleep(1); sys.exit(143)"
     with subprocess.Popen([sys.executable, "-c", slow]) as child:
-        trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
+        trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
         with pytest.raises(Stopped), ended_together(trainer):
             raise Stopped(15)
         assert child.returncode == 143

@@ -1,6 +1,7 @@
 """The moving average of the weights, beside one in NumPy; whole trainings with it are in test_recipe_runs.py."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class _Module(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
+        self.guard = SimpleNamespace(just_dropped=False)
         self.network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         self.after_steps: list[dict[str, Tensor]] = [self._copy()]
         self.validated: list[dict[str, Tensor]] = []
