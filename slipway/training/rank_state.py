@@ -29,7 +29,7 @@ def write_rank_state(module: TrainingModule, averages: Sequence[WeightAverage], 
 def restore_rank_state(
     module: TrainingModule, averages: Sequence[WeightAverage], rank: int, world_size: int, saved_world_size: int, folder: Path
 ) -> None:
-    """Give the module and its averages what `rank` had. Of another number of processes: the mean of their buffers, and to rank 0 all sums."""
+    """Give the module and its averages what `rank` had. Of another number of processes: the mean of their buffers, all sums to rank 0."""
     if world_size == saved_world_size:
         tensors = safetensors.torch.load(_path(folder, rank).read_bytes())
     else:
