@@ -135,7 +135,7 @@ def _report(kills: Kills, whole: dict[str, str], killed: dict[str, str], seconds
             "# `kill -9`, then `dvc repro`",
             "",
             f"{len(kills.moments)} kills of the trainer, dvc or both, by turns; the trainer found a save {len(kills.resumed)} times, "
-            f"{within} of them within an epoch. {seconds:,.0f} s in all. {conditions()}",
+            f"{within} of them within an epoch. {seconds:,.0f} s in all. {conditions('torch', 'pytorch-lightning', 'dvc')}",
             "",
             "| File | SHA-256 of the uninterrupted run | After the kills |",
             "|---|---|---|",

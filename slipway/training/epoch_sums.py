@@ -23,9 +23,10 @@ class EpochSums:
 
     def means(self) -> dict[str, float]:
         """The mean over all rows of all ranks, by name."""
-        totals = torch.stack(list(self.totals.values()))
+        names = sorted(self.totals)  # the same order on every rank, which a file that they are read from does not keep
+        totals = torch.stack([self.totals[name] for name in names])
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(totals)
-        sums = dict(zip(self.totals, totals.tolist(), strict=True))
+        sums = dict(zip(names, totals.tolist(), strict=True))
         rows = sums.pop("rows")
         return {name: total / rows for name, total in sums.items()}
