@@ -45,8 +45,7 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     from torch._inductor import config, cpp_builder
 
     cpp_builder.get_cpp_compiler.cache_clear() if hasattr(cpp_builder.get_cpp_compiler, "cache_clear") else None
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(UnavailableError, match="no C\\+\\+ compiler"):
+    with config.patch("cpp.cxx", ("no-such-compiler",)), pytest.raises(UnavailableError, match="no C\\+\\+ compiler"):
         check_execution(_params(compile=True), SINGLE, "image_classification")
     check_execution(_params(compile=False), SINGLE, "image_classification")
 
