@@ -32,7 +32,7 @@ serve: install ## start the service on 127.0.0.1:3000
 
 .PHONY: doctor
 doctor: install ## say where the time of a training step goes, and what would make it shorter
-	@python -m slipway.training.doctor
+	@python -m slipway.doctor.doctor
 
 .PHONY: ladder
 ladder: install ## measure what each step from a naive training to ZeRO-2 gains here
@@ -40,15 +40,15 @@ ladder: install ## measure what each step from a naive training to ZeRO-2 gains 
 
 .PHONY: plan
 plan: install ## predict memory, disk and time of the training in params.yaml, and what does not fit
-	@python -m slipway.training.plan
+	@python -m slipway.planning.plan
 
 .PHONY: tune-batch
 tune-batch: install ## propose the largest and the fastest batch of a device; APPLY=--apply writes it
-	@python -m slipway.training.tuning $(APPLY) batch
+	@python -m slipway.planning.tuning $(APPLY) batch
 
 .PHONY: tune-learning-rate
 tune-learning-rate: install ## propose a learning rate by a range test; APPLY=--apply writes it
-	@python -m slipway.training.tuning $(APPLY) learning-rate
+	@python -m slipway.planning.tuning $(APPLY) learning-rate
 
 .PHONY: test
 test: install ## run every test

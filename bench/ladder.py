@@ -21,9 +21,9 @@ from bench.conditions import conditions
 from bench.ladder_data import NUM_ROWS, pack_images, write_images
 from slipway import files
 from slipway.cores import num_cores
+from slipway.doctor.machine import describe_machine
+from slipway.doctor.timed_processes import Measured, Project
 from slipway.errors import TrainingError
-from slipway.training.machine import describe_machine
-from slipway.training.timed_processes import Measured, Project
 from tests.project_params import PROJECT
 
 matplotlib.use("svg")

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.conditions import conditions
 from slipway import files
-from slipway.training.planning import CPU_SLACK
+from slipway.planning.planning import CPU_SLACK
 
 RESULT = Path("bench/results/memory_plan.md")
 RESNET = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
@@ -27,7 +27,7 @@ SETUPS: list[tuple[str, dict[str, Any], int, str]] = [
 
 def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> str:
     """One row of the table."""
-    command = [sys.executable, "-m", "tests.training.measured_step", network, json.dumps(arguments), str(rows), precision]
+    command = [sys.executable, "-m", "tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     predicted, allocated, grown = (found[name] / 1e6 for name in ("predicted", "allocated", "grown"))

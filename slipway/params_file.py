@@ -3,6 +3,7 @@
 A YAML library's round trip keeps comments, but spaces lists and mappings its own way: it only says where a value stands.
 """
 
+import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,9 +31,19 @@ def changed_text(text: str, changes: Mapping[str, Any]) -> str:
     return text
 
 
-def change(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write the changed file in one go."""
-    files.write_text(path, changed_text(path.read_text(), changes))
+def difference(before: str, after: str, name: str = "params.yaml") -> str:
+    """A patch that `patch -p1` takes; "" for none."""
+    lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}", n=1)
+    return "".join(lines)
+
+
+def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
+    """The patch as text; with `apply` the file is replaced, in one go."""
+    before = path.read_text()
+    after = changed_text(before, changes)
+    if apply and after != before:
+        files.write_text(path, after)
+    return difference(before, after, path.name)
 
 
 def _with(text: str, place: str, value: Any) -> str:

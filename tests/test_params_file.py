@@ -6,7 +6,7 @@ import pytest
 
 from slipway.errors import ParamsError
 from slipway.params import load_params
-from slipway.params_file import change, changed_text
+from slipway.params_file import changed_text, propose
 
 TEXT = (Path(__file__).parents[1] / "params.yaml").read_text()
 
@@ -45,6 +45,6 @@ def test_what_params_yaml_would_refuse_is_refused(place: str, value: int) -> Non
 def test_the_file_is_changed(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(TEXT)
-    change(path, {"train.num_workers": 2, "train.precision": "bf16-mixed"})
+    propose(path, {"train.num_workers": 2, "train.precision": "bf16-mixed"}, apply=True)
     train = load_params(path).train
     assert (train.num_workers, train.precision) == (2, "bf16-mixed")

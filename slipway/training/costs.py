@@ -1,4 +1,4 @@
-"""What a training really took, for `slipway.training.plan` to compare with what it predicted: `.work/plan/costs.json`.
+"""What a training really took, for `slipway.planning.plan` to compare with what it predicted: `.work/plan/costs.json`.
 
 Measured in the process that runs the first rank. It is no result of the pipeline: equal trainings differ in it.
 """

@@ -14,7 +14,7 @@ HEAVY = ("torch", "pytorch_lightning", "deepspeed", "timm", "onnx", "onnxruntime
 
 
 def part_of(root: Path, path: Path) -> str:
-    """ "ring 0", "data", "training", "export", "stages" or "serving"."""
+    """ "ring 0", the folder of `slipway` ("data", "training", ...), "stages" or "serving"."""
     first, *rest = path.relative_to(root).parts
     if first != "slipway":
         return first
@@ -26,6 +26,8 @@ ALLOWED = {
     "data": {"ring 0", "data"},
     "reports": {"ring 0", "data", "reports"},
     "training": {"ring 0", "data", "reports", "training"},
+    "planning": {"ring 0", "data", "reports", "training", "planning"},
+    "doctor": {"ring 0", "data", "reports", "training", "doctor"},
     "export": {"ring 0", "data", "reports", "training", "export"},
     "stages": {"ring 0", "data", "reports", "training", "export"},
     "serving": {"ring 0", "serving"},

@@ -1,13 +1,13 @@
 """A plan as text for a terminal, and beside it what a training really took."""
 
 from slipway.params import Params
+from slipway.planning.memory_plan import STRATEGIES, device_memory
+from slipway.planning.planning import Plan, PlannedMemory, PlannedSeconds
+from slipway.planning.step_memory import parameter_counts
 from slipway.reports.console import size, text_table
 from slipway.training.batches import StepShape
 from slipway.training.costs import Costs
-from slipway.training.memory_plan import STRATEGIES, device_memory
 from slipway.training.networks import Network
-from slipway.training.planning import Plan, PlannedMemory, PlannedSeconds
-from slipway.training.step_memory import parameter_counts
 from slipway.training.strategies import Placement
 
 _PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "buckets")

@@ -1,4 +1,4 @@
-"""`python -m slipway.training.tuning batch|learning-rate`: proposes a batch size or a learning rate by trying them on this machine.
+"""`python -m slipway.planning.tuning batch|learning-rate`: proposes a batch size or a learning rate by trying them on this machine.
 
 It prints a patch of params.yaml and changes nothing; `--apply` writes it. Both run in one process, on the data and with the network,
 loss, optimizer, augmentation and precision of the training.
@@ -15,18 +15,18 @@ from slipway import files
 from slipway.command import run_stage
 from slipway.errors import UnavailableError
 from slipway.params import Params
+from slipway.params_file import propose
+from slipway.planning.available_memory import available_bytes
+from slipway.planning.batch_size_search import Trial, candidate_sizes, fastest, largest, search
+from slipway.planning.memory_plan import trace_all
+from slipway.planning.planning import process_bytes
+from slipway.planning.range_test import RangeTest, run_range_test
+from slipway.planning.rehearsal import Rehearsal
 from slipway.reports.console import size, text_table
-from slipway.training.available_memory import available_bytes
-from slipway.training.batch_size_search import Trial, candidate_sizes, fastest, largest, search
 from slipway.training.batches import StepShape, cut_step
 from slipway.training.job import PROJECT_PATHS, Paths, TrainingData, network_spec, open_data
-from slipway.training.memory_plan import trace_all
 from slipway.training.networks import build_network
-from slipway.training.params_patch import propose
-from slipway.training.planning import process_bytes
 from slipway.training.process_memory import own_bytes
-from slipway.training.range_test import RangeTest, run_range_test
-from slipway.training.rehearsal import Rehearsal
 from slipway.training.strategies import Placement, place, this_machine
 
 PLOT = Path("reports/learning_rate.svg")
@@ -105,7 +105,7 @@ def draw(found: RangeTest, path: Path, present: float) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m slipway.training.tuning", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m slipway.planning.tuning", description=__doc__)
     parser.add_argument("--apply", action="store_true", help="write the proposed change into params.yaml")
     commands = parser.add_subparsers(dest="command", required=True)
     batch = commands.add_parser("batch", help="the largest and the fastest batch of a device")

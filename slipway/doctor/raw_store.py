@@ -7,8 +7,8 @@ import numpy as np
 
 from slipway.data.jpeg_inputs import JPEG, OFFSETS
 from slipway.data.packed import open_split, read_manifest
+from slipway.doctor.timed_processes import Project
 from slipway.errors import UnavailableError
-from slipway.training.timed_processes import Project
 
 _ROWS = 256  # decoded at a time
 

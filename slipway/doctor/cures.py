@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.contract import Contract, Task, is_table
+from slipway.doctor.forecast import Facts, waits
+from slipway.doctor.step_times import Part
 from slipway.params import TrainParams
 from slipway.training.execution import missing_compiler
-from slipway.training.forecast import Facts, waits
-from slipway.training.step_times import Part
 from slipway.training.strategies import Placement
 
 

@@ -6,7 +6,7 @@ decides, but where both want the same cores, never less than all their work over
 
 from dataclasses import dataclass
 
-from slipway.training.loader_times import LoaderTimes
+from slipway.doctor.loader_times import LoaderTimes
 
 NOTHING_GAINED = 1.05  # below it a change is not worth a line in params.yaml
 

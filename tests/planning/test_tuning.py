@@ -10,9 +10,9 @@ import torch
 
 from slipway.errors import ParamsError, TrainingError
 from slipway.params import load_params
-from slipway.training.batch_size_search import candidate_sizes, fastest, largest, search
-from slipway.training.params_patch import difference, patched, propose
-from slipway.training.range_test import rate_at, run_range_test
+from slipway.params_file import changed_text, difference, propose
+from slipway.planning.batch_size_search import candidate_sizes, fastest, largest, search
+from slipway.planning.range_test import rate_at, run_range_test
 from tests.training.conftest import ROOT, write_project
 from tests.training.real_runs import environment
 
@@ -81,7 +81,7 @@ def test_a_gpu_that_runs_out_of_memory_ends_the_search() -> None:
 
 
 def test_a_patch_touches_the_numbers_alone() -> None:
-    after = patched(TEXT, {"train.batch_size": 64, "train.learning_rate": 0.0093})
+    after = changed_text(TEXT, {"train.batch_size": 64, "train.learning_rate": 0.0093})
     changed = [(old, new) for old, new in zip(TEXT.splitlines(), after.splitlines(), strict=True) if old != new]
     assert changed == [
         ("  batch_size: 128 # over all devices", "  batch_size: 64 # over all devices"),
@@ -91,10 +91,10 @@ def test_a_patch_touches_the_numbers_alone() -> None:
 
 
 def test_a_key_that_is_not_there_and_a_value_that_is_not_valid_are_refused() -> None:
-    with pytest.raises(ParamsError, match=r"train\.batch is not in params.yaml"):
-        patched(TEXT, {"train.batch": 1})
+    with pytest.raises(ParamsError, match=r"params.yaml has no key train\.batch"):
+        changed_text(TEXT, {"train.batch": 1})
     with pytest.raises(ParamsError, match=r"train\.batch_size"):
-        patched(TEXT, {"train.batch_size": 0})
+        changed_text(TEXT, {"train.batch_size": 0})
 
 
 def test_only_applying_writes(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_only_applying_writes(tmp_path: Path) -> None:
 def test_both_commands_propose_on_a_real_project_and_apply_when_asked(tmp_path: Path) -> None:
     project = write_project(tmp_path)
     before = (project / "params.yaml").read_text()
-    tune = [sys.executable, "-m", "slipway.training.tuning"]
+    tune = [sys.executable, "-m", "slipway.planning.tuning"]
 
     def run(*arguments: str) -> str:
         done = subprocess.run([*tune, *arguments], cwd=project, env=environment(), capture_output=True, text=True, timeout=300)

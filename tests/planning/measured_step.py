@@ -1,4 +1,4 @@
-"""The memory that real training steps take: `python -m tests.training.measured_step NETWORK ARGUMENTS ROWS PRECISION`, a fresh process.
+"""The memory that real training steps take: `python -m tests.planning.measured_step NETWORK ARGUMENTS ROWS PRECISION`, a fresh process.
 
 Prints, as JSON, the bytes that torch's own profiler saw allocated at most, by which the resident set grew, and the prediction.
 """
@@ -14,12 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from slipway.data.augmentation import plan_from_params
 from slipway.data.packed import PackedManifest
+from slipway.planning.rehearsal import Rehearsal
+from slipway.planning.step_memory import trace_step
 from slipway.training.batches import StepShape
 from slipway.training.job import TrainingData, network_spec
 from slipway.training.networks import build_network
 from slipway.training.process_memory import own_bytes, peak_bytes
-from slipway.training.rehearsal import Rehearsal
-from slipway.training.step_memory import trace_step
 from slipway.training.strategies import Machine, place
 from tests.packed_rows import packed_split
 from tests.packed_tables import fit_contract, table

@@ -8,9 +8,9 @@ from slipway.data.raw_times import WORTH_IT, time_raw_rows
 from slipway.data.rows import SPLIT_ROWS, read_table
 from slipway.data.sources import read_samples
 from slipway.data.store_form import store_form
+from slipway.doctor.diagnosis import RawCare
 from slipway.errors import SlipwayError
 from slipway.params import Params
-from slipway.training.diagnosis import RawCare
 
 _MOST_ROWS = 64
 

@@ -1,6 +1,6 @@
 """Trainings that are measured, each in processes of its own, and taking turns: a noisy machine then slows all of them alike.
 
-The other side of `slipway.training.timed_run`. While it is not its turn a training only looks for its next order.
+The other side of `slipway.doctor.timed_run`. While it is not its turn a training only looks for its next order.
 """
 
 import json
@@ -17,13 +17,13 @@ from typing import Any, Self, TypeVar
 
 from slipway import files
 from slipway.contract import Contract
+from slipway.doctor.loader_times import LoaderTimes
+from slipway.doctor.step_times import Order, Round
+from slipway.doctor.timed_run import Request
 from slipway.errors import TrainingError
 from slipway.params import Params
-from slipway.training.loader_times import LoaderTimes
-from slipway.training.step_times import Order, Round
-from slipway.training.timed_run import Request
 
-COMMAND = (sys.executable, "-m", "slipway.training.timed_run")
+COMMAND = (sys.executable, "-m", "slipway.doctor.timed_run")
 _SECONDS_BETWEEN_LOOKS = 0.01
 _FEWEST_STEPS, _MOST_STEPS, _ROUND_MS = 3, 50, 1000
 _SHOWN_LINES = 15  # of what a failed training said

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from slipway.doctor.cures import candidates, find_bottleneck
+from slipway.doctor.forecast import Facts, best_num_workers, expected_step_ms
+from slipway.doctor.loader_times import LoaderTimes
+from slipway.doctor.step_times import PARTS, Clock, Part
 from slipway.params import TrainParams
-from slipway.training.cures import candidates, find_bottleneck
-from slipway.training.forecast import Facts, best_num_workers, expected_step_ms
-from slipway.training.loader_times import LoaderTimes
-from slipway.training.step_times import PARTS, Clock, Part
 from slipway.training.strategies import Placement
 from tests.project_params import PROJECT
 

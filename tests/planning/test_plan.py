@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from slipway.params import Params, load_params
-from slipway.training import planning
+from slipway.planning import planning
+from slipway.planning.memory_plan import STRATEGIES, Traces, device_memory
+from slipway.planning.plan_text import describe
+from slipway.planning.planning import Plan, make_plan
+from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.costs import read_costs
 from slipway.training.job import PROJECT_PATHS
-from slipway.training.memory_plan import STRATEGIES, Traces, device_memory
 from slipway.training.networks import build_network
-from slipway.training.plan_text import describe
-from slipway.training.planning import Plan, make_plan
-from slipway.training.step_memory import StepMemory, trace_step
 from slipway.training.strategies import Machine
 from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec, write_project
@@ -45,7 +45,7 @@ def plan(**train: Any) -> tuple[Plan, Params]:
 
 
 def run_plan(project: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "slipway.training.plan", "--seconds", "2"]
+    command = [sys.executable, "-m", "slipway.planning.plan", "--seconds", "2"]
     return subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=120)
 
 
@@ -60,7 +60,7 @@ def run_plan(project: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_predicted_memory_is_what_real_steps_take(network: str, arguments: dict[str, Any], rows: int, precision: str) -> None:
-    command = [sys.executable, "-m", "tests.training.measured_step", network, json.dumps(arguments), str(rows), precision]
+    command = [sys.executable, "-m", "tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

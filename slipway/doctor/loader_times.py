@@ -12,9 +12,9 @@ import numpy as np
 
 from slipway.contract import Contract
 from slipway.data.packed import PackedSplit
+from slipway.doctor.machine import queued_seconds
 from slipway.training.batches import training_loader
 from slipway.training.host_augmentation import StoredRows
-from slipway.training.machine import queued_seconds
 
 NUM_WORKERS = (0, 1, 2, 4)
 AHEAD_PER_WORKER = 2  # batches, as torch's loader fetches them

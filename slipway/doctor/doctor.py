@@ -1,6 +1,6 @@
 """`make doctor`: where the time of a training step goes on this machine and this data, and what would make it shorter.
 
-`python -m slipway.training.doctor` measures the training that params.yaml asks for, on the packed data, names the bottleneck,
+`python -m slipway.doctor.doctor` measures the training that params.yaml asks for, on the packed data, names the bottleneck,
 and proposes a patch of params.yaml with the gain that is to be expected. `--prove` measures the patch beside the present
 settings; `--apply` writes it to params.yaml if that shows a gain. Nothing is trained that is kept.
 """
@@ -16,20 +16,20 @@ from slipway.contract import is_table
 from slipway.cores import num_cores
 from slipway.data.jpeg_inputs import JPEG
 from slipway.data.packed import PackedManifest, read_manifest
+from slipway.doctor.cures import Candidate, candidates, find_bottleneck
+from slipway.doctor.diagnosis import Diagnosis, Proof, Proposal, Spread, Trial, account_of, median_loader, spread
+from slipway.doctor.forecast import NOTHING_GAINED, Facts, best_num_workers, expected_step_ms
+from slipway.doctor.loader_times import LoaderTimes
+from slipway.doctor.machine import describe_machine
+from slipway.doctor.raw_care import look_at_raw_data
+from slipway.doctor.raw_store import raw_store
+from slipway.doctor.step_times import Round
+from slipway.doctor.timed_processes import Measured, Project
 from slipway.errors import ParamsError, TrainingError
 from slipway.params import Params, TrainParams
-from slipway.params_file import change
+from slipway.params_file import propose
 from slipway.reports.doctor_page import doctor_page, doctor_text
-from slipway.training.cures import Candidate, candidates, find_bottleneck
-from slipway.training.diagnosis import Diagnosis, Proof, Proposal, Spread, Trial, account_of, median_loader, spread
-from slipway.training.forecast import NOTHING_GAINED, Facts, best_num_workers, expected_step_ms
-from slipway.training.loader_times import LoaderTimes
-from slipway.training.machine import describe_machine
-from slipway.training.raw_care import look_at_raw_data
-from slipway.training.raw_store import raw_store
-from slipway.training.step_times import Round
 from slipway.training.strategies import Placement, place, this_machine
-from slipway.training.timed_processes import Measured, Project
 
 NUM_ROUNDS = 5
 _BUSY = 0.2  # of a step
@@ -266,7 +266,7 @@ def _main(params: Params, arguments: argparse.Namespace) -> None:
 def _apply(proposal: Proposal, gain: Spread) -> None:
     if gain.median < 1:
         raise TrainingError(f"not applied: measured, the proposal is {gain.median:.2f} times as fast as the present settings.")
-    change(PARAMS, proposal.changes)
+    propose(PARAMS, proposal.changes, apply=True)
     print(f"{PARAMS} was changed: {', '.join(proposal.changes)}. `dvc repro` trains anew, as these are other settings.")
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from slipway.params import TrainParams
+from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.networks import Network
-from slipway.training.step_memory import StepMemory, trace_step
 from slipway.training.strategies import Placement
 
 STRATEGIES = ("single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")

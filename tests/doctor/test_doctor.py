@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway.doctor.diagnosis import Diagnosis
+from slipway.doctor.doctor import examine, prove
+from slipway.doctor.timed_processes import Measured, Project
 from slipway.params import load_params
-from slipway.training.diagnosis import Diagnosis
-from slipway.training.doctor import examine, prove
-from slipway.training.timed_processes import Measured, Project
 from tests.training.conftest import ROOT, write_project
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _project(root: Path, kind: str = "", **train: object) -> Project:
     write_project(root, **{"batch_size": 4, **train})
-    command = [sys.executable, "-m", "tests.training.slowed_run", kind] if kind else [sys.executable, "-m", "slipway.training.timed_run"]
+    command = [sys.executable, "-m", "tests.doctor.slowed_run", kind] if kind else [sys.executable, "-m", "slipway.doctor.timed_run"]
     return Project(load_params(root / "params.yaml"), root / "data/packed", root / "data/augmented", root, root / "scratch", command)
 
 

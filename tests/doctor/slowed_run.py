@@ -1,4 +1,4 @@
-"""`slipway.training.timed_run` with a slow part in its loader path: `python -m tests.training.slowed_run KIND FOLDER`.
+"""`slipway.doctor.timed_run` with a slow part in its loader path: `python -m tests.doctor.slowed_run KIND FOLDER`.
 
 `transform`: each sample computes for 20 ms on its way to the loader. `disk`: each stored row is waited for 20 ms.
 """
@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from slipway.data.packed import Inputs, PackedSplit
+from slipway.doctor.timed_run import main
 from slipway.training.batches import Batch, TrainingBatches
-from slipway.training.timed_run import main
 
 SECONDS = 0.020  # for each sample
 

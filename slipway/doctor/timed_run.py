@@ -1,8 +1,8 @@
-"""A training that makes measured steps and keeps nothing: `python -m slipway.training.timed_run FOLDER`.
+"""A training that makes measured steps and keeps nothing: `python -m slipway.doctor.timed_run FOLDER`.
 
 It is the training that `stages.train` would run (processes, network, batches, precision, optimizer), without saves, logs and
 validation. It reads `FOLDER/request.json`, then for each `order-N.json` that appears times one round and answers with
-`round-N.json`. `slipway.training.timed_processes` is the other side.
+`round-N.json`. `slipway.doctor.timed_processes` is the other side.
 """
 
 import itertools
@@ -20,15 +20,15 @@ from torch.utils.data import DataLoader
 from slipway import files
 from slipway.contract import Contract
 from slipway.data.packed import PackedSplit
+from slipway.doctor.loader_times import AHEAD_PER_WORKER, LoaderProbe
+from slipway.doctor.step_times import Clock, Order, StepTimer, WatchedLoader
 from slipway.params import TrainParams
 from slipway.training.assembly import freezing, prepare_process, step_arguments, training_batches, training_module
 from slipway.training.batches import Batch, TrainingBatches, training_loader
 from slipway.training.job import Job, Paths, prepare
-from slipway.training.loader_times import AHEAD_PER_WORKER, LoaderProbe
 from slipway.training.networks import Network
 from slipway.training.processes import end_with_parent, is_first_process
 from slipway.training.progress import silence_chatter
-from slipway.training.step_times import Clock, Order, StepTimer, WatchedLoader
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 
@@ -45,7 +45,7 @@ class Request(Contract):
     augmented: str
     root: str
     fixed_batch: bool  # the same batch in every step: the step without its data
-    loader: bool  # the loader by itself, see `slipway.training.loader_times`
+    loader: bool  # the loader by itself, see `slipway.doctor.loader_times`
 
 
 class _RepeatedBatch:

@@ -6,9 +6,9 @@ from typing import Any
 
 from slipway.contract import Contract
 from slipway.data.raw_times import RawTimes
-from slipway.training.cures import Bottleneck
-from slipway.training.loader_times import LoaderTimes
-from slipway.training.step_times import PARTS, Part, Round
+from slipway.doctor.cures import Bottleneck
+from slipway.doctor.loader_times import LoaderTimes
+from slipway.doctor.step_times import PARTS, Part, Round
 
 
 class Spread(Contract):

@@ -1,4 +1,4 @@
-"""`python -m slipway.training.plan`: what the training of params.yaml takes, before anything is spent.
+"""`python -m slipway.planning.plan`: what the training of params.yaml takes, before anything is spent.
 
 Parameters, memory on each device for every strategy and precision, steps, disk and, after a few real steps, time; every mismatch
 with this machine at once, and exit code 1 where there is one. After a training it says how far it was off.
@@ -9,11 +9,11 @@ import argparse
 from slipway.command import run_stage
 from slipway.errors import UnavailableError
 from slipway.params import Params
+from slipway.planning.plan_text import compare, describe
+from slipway.planning.planning import Plan, make_plan
 from slipway.training.costs import read_costs
 from slipway.training.fingerprint import take_fingerprint
 from slipway.training.job import PROJECT_PATHS, Paths
-from slipway.training.plan_text import compare, describe
-from slipway.training.planning import Plan, make_plan
 from slipway.training.strategies import this_machine
 
 
@@ -29,7 +29,7 @@ def _comparison(plan: Plan, params: Params, paths: Paths) -> str | None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m slipway.training.plan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m slipway.planning.plan", description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="bound of the real steps that are timed; 0 for none")
     arguments = parser.parse_args()
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from slipway.contract import Contract
-from slipway.training.machine import queued_seconds
+from slipway.doctor.machine import queued_seconds
 
 Part = Literal["data", "copy", "forward", "backward", "communication", "optimizer", "other"]
 PARTS: tuple[Part, ...] = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
