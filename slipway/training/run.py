@@ -202,7 +202,7 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     resumption.load_weights(network)
     leave_signals_alone(trainer)
-    with ended_together(trainer), _stopping_said(job, signals):
+    with ended_together(trainer), _stopping_said(saver, signals):
         trainer.fit(
             TrainingModule(network, params, job.seed, training.num_steps, training.ids, data.mean_weight),
             training_loader(training, params.num_workers, pin_memory=on_gpu, **resumption.first_place),
@@ -213,7 +213,7 @@ def _fit(job: _Job, network: Network, resumed: Save | None) -> None:
 
 
 @contextmanager
-def _stopping_said(job: _Job, signals: Signals) -> Iterator[None]:
+def _stopping_said(saver: Saver, signals: Signals) -> Iterator[None]:
     """Signals stop the training in the block; rank 0 tells where it stands then, and puts a Slurm job back into the queue."""
     signals.listen()
     try:
@@ -224,8 +224,7 @@ def _stopping_said(job: _Job, signals: Signals) -> Iterator[None]:
         if is_first_process():
             requeued = requeue() if stopped.signal == signal.SIGUSR1 else None
             what_next = requeued or "run the same command again to go on"
-            save, _ = job.saves.newest()
-            print(f"stopped   by {stopped.signal.name} {_place(save)}, all saved; {what_next}", flush=True)
+            print(f"stopped   by {stopped.signal.name} {_place(saver.saved)}, all saved; {what_next}", flush=True)
         raise
     finally:
         signals.release()
@@ -358,12 +357,10 @@ def _print_start(job: _Job, network: Network, notes: list[str], resumed: Save | 
     for note in [*notes, *without_effect(job.params, spec.classes)]:
         print(f"note      {note}")
     if resumed:
-        print(f"resumed   {_place(resumed)}", flush=True)
+        print(f"resumed   {_place(resumed.position)}", flush=True)
         if not resumed.stretches[-1].is_cut_as(job.stretch):
             print(f"note      saved by {resumed.stretches[-1]}, resumed by {job.stretch}: the same rows in each step, but other last bits")
 
 
-def _place(save: Save | None) -> str:
-    if save is None:
-        return "before the first step"
-    return f"after epoch {save.epoch}" + (f" and {save.step} steps of the next" if save.step else "")
+def _place(position: Position) -> str:
+    return f"after epoch {position.epoch}" + (f" and {position.step} steps of the next" if position.step else "")
