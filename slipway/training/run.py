@@ -36,7 +36,7 @@ from slipway.training.resuming import Resumption
 from slipway.training.run_log import RunLog
 from slipway.training.saver import Saver
 from slipway.training.saves import Save
-from slipway.training.start_lines import place_in_training, print_start
+from slipway.training.start_lines import in_words, print_start
 from slipway.training.step_clock import StepClock
 from slipway.training.stopping import Signals, Stopped, requeue
 from slipway.training.telemetry import StepTelemetry, Where
@@ -105,7 +105,7 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
     validation = ValidationBatches(data.val, params.max_batch_per_device, placement.world_size, trainer.global_rank, classes=classes)
     resumption.load_weights(network)
     leave_signals_alone(trainer)
-    with ended_together(trainer), _stopping_said(job, signals):
+    with ended_together(trainer), _stopping_said(saver, signals):
         trainer.fit(
             training_module(network, params, job.seed, data, batches),
             training_loader(batches, params.num_workers, pin_memory=on_gpu, **resumption.first_place),
@@ -116,7 +116,7 @@ def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: C
 
 
 @contextmanager
-def _stopping_said(job: Job, signals: Signals) -> Iterator[None]:
+def _stopping_said(saver: Saver, signals: Signals) -> Iterator[None]:
     """Signals stop the training in the block; rank 0 tells where it stands then, and puts a Slurm job back into the queue."""
     signals.listen()
     try:
@@ -127,8 +127,7 @@ def _stopping_said(job: Job, signals: Signals) -> Iterator[None]:
         if is_first_process():
             requeued = requeue() if stopped.signal == signal.SIGUSR1 else None
             what_next = requeued or "run the same command again to go on"
-            save, _ = job.saves.newest()
-            print(f"stopped   by {stopped.signal.name} {place_in_training(save)}, all saved; {what_next}", flush=True)
+            print(f"stopped   by {stopped.signal.name} {in_words(saver.saved)}, all saved; {what_next}", flush=True)
         raise
     finally:
         signals.release()

@@ -46,7 +46,7 @@ class Saver(pl.callbacks.Checkpoint):
         self.history: list[dict[str, float]] = list(resumed.history) if resumed else []
         self.kept_epoch = resumed.kept_epoch if resumed else 0
         self._stretches = _continued(resumed, stretch, steps_per_epoch)
-        self._saved = resumed.position if resumed else None
+        self.saved = resumed.position if resumed else Position(0, 0)
         self._saved_at = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -86,13 +86,13 @@ class Saver(pl.callbacks.Checkpoint):
             raise Stopped(asked)
 
     def _save(self, trainer: pl.Trainer, module: TrainingModule, position: Position) -> None:
-        if position == self._saved:
+        if position == self.saved:
             return
         with ExitStack() as stack:
             for average in self._averages:
                 stack.enter_context(average.put_aside())
             self._saves.write(trainer, partial(_write_parts, trainer, module, self._averages), partial(self._describe, trainer, position))
-        self._saved, self._saved_at = position, time.monotonic()
+        self.saved, self._saved_at = position, time.monotonic()
 
     def _describe(self, trainer: pl.Trainer, position: Position, digests: dict[str, str]) -> Save:
         last = position.epoch if position.step == 0 else 0  # an epoch's end keeps itself

@@ -2,6 +2,7 @@
 
 from slipway.params import TrainParams
 from slipway.training.job import Job
+from slipway.training.positions import Position
 from slipway.training.saves import Save
 
 
@@ -24,7 +25,7 @@ def print_start(job: Job, num_parameters: int, notes: list[str], resumed: Save |
     for note in [*notes, *without_effect(job.params, spec.classes)]:
         print(f"note      {note}")
     if resumed:
-        print(f"resumed   {place_in_training(resumed)}", flush=True)
+        print(f"resumed   {in_words(resumed.position)}", flush=True)
         if not resumed.stretches[-1].is_cut_as(job.stretch):
             print(f"note      saved by {resumed.stretches[-1]}, resumed by {job.stretch}: the same rows in each step, but other last bits")
 
@@ -36,11 +37,9 @@ def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
     return []
 
 
-def place_in_training(save: Save | None) -> str:
-    """Where a training stands, in words."""
-    if save is None:
-        return "before the first step"
-    return f"after epoch {save.epoch}" + (f" and {save.step} steps of the next" if save.step else "")
+def in_words(position: Position) -> str:
+    """Where a training stands."""
+    return f"after epoch {position.epoch}" + (f" and {position.step} steps of the next" if position.step else "")
 
 
 def _listed(values: list[float]) -> str:
