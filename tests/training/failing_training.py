@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import slipway.training.run
+import slipway.training.assembly
 from slipway.command import run_stage
 from slipway.training.module import TrainingModule
 from stages import train
@@ -42,6 +42,6 @@ class FailingModule(TrainingModule):
 
 
 if __name__ == "__main__":
-    setattr(slipway.training.run, "TrainingModule", FailingModule)  # noqa: B010
+    setattr(slipway.training.assembly, "TrainingModule", FailingModule)  # noqa: B010
     sys.argv[0] = __file__
     run_stage(train.run)

@@ -166,7 +166,7 @@ def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) 
 def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(tmp_path: Path) -> None:
     whole, killed = write_project(tmp_path / "whole", epochs=2), write_project(tmp_path / "killed", epochs=2)
     assert run_training(whole).returncode == 0
-    code = "import os, slipway.training.run as run; run._finish = lambda job: os.kill(os.getpid(), 9); import runpy; "
+    code = "import os, slipway.training.run as run; run.write_checkpoint = lambda job: os.kill(os.getpid(), 9); import runpy; "
     assert run_training(killed, [sys.executable, "-c", code + "runpy.run_module('stages.train', run_name='__main__')"]).returncode == -9
     shutil.rmtree(killed / "reports")  # as DVC does with outputs before it runs a stage
     assert run_training(killed).returncode == 0

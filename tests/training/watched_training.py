@@ -74,7 +74,7 @@ class WatchedModule(TrainingModule):
 
 
 if __name__ == "__main__":
-    import slipway.training.run
+    import slipway.training.assembly
 
-    setattr(slipway.training.run, "TrainingModule", WatchedModule)  # noqa: B010
+    setattr(slipway.training.assembly, "TrainingModule", WatchedModule)  # noqa: B010
     run_stage(train.run)
