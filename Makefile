@@ -51,7 +51,11 @@ tune-learning-rate: install ## propose a learning rate by a range test; APPLY=--
 	@python -m slipway.planning.tuning $(APPLY) learning-rate
 
 .PHONY: test
-test: install ## run every test
+test: install ## run the tests: every rule, real processes
+	python -m pytest -m 'not exhaustive' $(TESTS)
+
+.PHONY: exhaustive
+exhaustive: install ## run further cases of the slow rules too: an hour
 	python -m pytest $(TESTS)
 
 .PHONY: check
@@ -59,7 +63,7 @@ check: install ## formatting, lint, types and the fast tests: run it before ever
 	ruff format --check .
 	ruff check .
 	mypy
-	python -m pytest -m 'not slow and not gpu' $(TESTS)
+	python -m pytest -m 'not slow and not gpu and not exhaustive' $(TESTS)
 
 .PHONY: format
 format: install ## format the code and mend what lint can mend

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.exhaustive import is_exhaustive
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -15,6 +17,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.basetemp is None:
         (ROOT / "tmp").mkdir(exist_ok=True)
         config.option.basetemp = str(ROOT / "tmp" / "pytest")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `exhaustive` names."""
+    for item in items:
+        if is_exhaustive(item.nodeid):
+            item.add_marker("exhaustive")
 
 
 @pytest.fixture

@@ -1,0 +1,38 @@
+"""Further cases of rules that a quicker test of the same name shows: `make exhaustive` runs them, `make test` does not.
+
+Each pattern is a part of pytest's name of a test. All of them together take most of an hour on two cores.
+"""
+
+import re
+
+PATTERNS = (
+    r"test_disks\.py::test_a_disk_that_refuses.*-(nearly full|with a limit)",
+    r"test_disks\.py::test_a_disk_that_refuses.*\[(?!train)\w+-(read-only|without)",
+    r"test_faults\.py::test_a_rank_that_fails.*\[(1:segfault|1:exit|1:memory|1:disk|0:error|0:memory|0:host memory)",
+    r"test_faults\.py::test_torchrun.*\[(0:kill|1:error|1:memory)",
+    r"test_guard\.py::test_all_ranks_skip.*\[(ddp-2-bf16|deepspeed_stage_1|deepspeed_stage_2-2-bf16|deepspeed_stage_3-2-(32|bf16))",
+    r"test_guard\.py::test_a_gradient_of_one_rank.*\[(deepspeed_stage_1|deepspeed_stage_2)",
+    r"test_guard\.py::test_a_resumed_run_counts_on.*\[zero 2",
+    r"test_recipe_runs\.py::test_a_killed_training_ends.*\[(sgd|step)",
+    r"test_recipe_runs\.py::test_a_frozen_backbone.*\[(ddp|deepspeed_stage_1)",
+    r"test_recipe_runs\.py::test_two_processes_average.*\[deepspeed_stage_(1|2-bf16)",
+    r"test_recipe_runs\.py::test_(weights_that_were_freed|another_file_of_weights|a_killed_deepspeed_training_resumes)",
+    r"test_run\.py::test_two_processes_reach.*\[(deepspeed_stage_1-bf16|deepspeed_stage_3)",
+    r"test_run\.py::test_accumulated_gradients.*\[deepspeed_stage_(1|3)",
+    r"test_run\.py::test_a_killed_deepspeed_training.*\[deepspeed_stage_2-none",
+    r"test_other_processes\.py::test_two_processes_killed.*\[deepspeed_stage_(1|3)",
+    r"test_other_processes\.py::test_one_process_two.*\[deepspeed_stage_(1|2)",
+    r"test_stopping\.py::test_whichever_process.*\[(first|all)",
+    r"test_exact_resumption\.py::test_a_damaged_save.*\[_(truncate|exchange)",
+    r"test_execution\.py::test_(a_compiled_training_that_was_killed|two_processes_train_compiled)",
+    r"test_doctor\.py::test_(a_training_that_nothing_slows|communication_of_two)",
+    r"test_plan\.py::test_the_predicted_memory.*\[(timm|tabm|small_resnet.*bf16)",
+    r"test_telemetry\.py::test_deepspeed_tells.*\[2",
+    r"test_kills\.py",
+)
+_PATTERN = re.compile("|".join(PATTERNS))
+
+
+def is_exhaustive(name: str) -> bool:
+    """Whether the test of that name is one of them."""
+    return _PATTERN.search(name) is not None
