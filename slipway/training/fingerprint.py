@@ -19,7 +19,17 @@ from slipway.training.strategies import Placement
 
 # Params of the section train that decide how it runs and what it keeps on the way, and neither its rows nor its steps.
 HOW_IT_RUNS = frozenset(
-    {"strategy", "devices", "num_nodes", "max_batch_per_device", "num_workers", "checkpoint_every_epochs", "checkpoint_every_minutes"}
+    {
+        "strategy",
+        "devices",
+        "num_nodes",
+        "max_batch_per_device",
+        "num_workers",
+        "checkpoint_every_epochs",
+        "checkpoint_every_minutes",
+        "log_every_steps",
+        "log_histograms_every_epochs",
+    }
 )
 _PACKAGES = ("deepspeed", "numpy", "pytorch-lightning", "tabm", "timm", "torch")
 _DIGESTED = ("code.", "data.")  # of these fields, the value is a digest, which tells a reader nothing

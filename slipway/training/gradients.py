@@ -1,7 +1,7 @@
 """Gradients and weights of a running trainer, also where DeepSpeed has cut them into shards.
 
-Lightning's hook before the optimizer step comes after the unscaling of fp16 losses and before clipping. With DeepSpeed the engine
-does both itself and tells the norm afterwards.
+Between backward and optimizer step fp16 losses are unscaled already, but for DeepSpeed, whose engine does so later and tells the norm
+of the gradient afterwards; elsewhere the guard knows it.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,6 @@ import torch
 from pytorch_lightning.plugins import MixedPrecision
 from pytorch_lightning.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
-
-
-def total_norm(network: nn.Module) -> float:
-    """The Euclidean norm of all gradients as one vector."""
-    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-    return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
 def engine_norm(trainer: pl.Trainer) -> float | None:

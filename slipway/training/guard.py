@@ -49,6 +49,9 @@ class StepGuard:
         self._buffers: list[Tensor] | None = None  # of the network on its device, which is known at the first batch
         self._kept_buffers: list[Tensor] = []
         self._seen: list[SeenLosses] = []
+        self.gradient_norm: Tensor | None = (
+            None  # of the last step before clipping, () on the device; None with DeepSpeed, which has its own
+        )
         self._is_finite = True  # the gradient of the last step, without DeepSpeed
         self._scaler = _LossScaler(None)
 
@@ -85,7 +88,7 @@ class StepGuard:
             return  # which has its own
         parameters = [value for group in optimizer.param_groups for value in group["params"]]
         norm = get_total_norm([value.grad for value in parameters if value.grad is not None])
-        self._is_finite = bool(torch.isfinite(norm))
+        self.gradient_norm, self._is_finite = norm, bool(torch.isfinite(norm))
         if not self._is_finite:
             self._scaler = _LossScaler(getattr(trainer.precision_plugin, "scaler", None))
             optimizer.zero_grad(set_to_none=True)  # without a gradient no optimizer of torch touches a weight or its own state

@@ -16,7 +16,7 @@ from torch import Tensor
 from slipway.params import TrainParams
 from slipway.preprocess import ImageContract
 from slipway.training.board import Board
-from slipway.training.gradients import engine_norm, loss_scale, total_norm, whole_tensors
+from slipway.training.gradients import engine_norm, loss_scale, whole_tensors
 from slipway.training.process_memory import peak_bytes
 from slipway.training.run_log import RunLog
 from slipway.training.step_clock import Lap, StepClock
@@ -40,7 +40,6 @@ class StepTelemetry(pl.Callback):
         self._params, self._where, self._log = params, where, log
         self._board: Board | None = None
         self._lap, self._lap_step = Lap(clock), 0
-        self._norm: float | None = None
         self._learning_rate = 0.0
         self.latest: dict[str, float] = {}  # of the last step that was written, for the progress bar
 
@@ -58,7 +57,6 @@ class StepTelemetry(pl.Callback):
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
         if self._is_due(trainer.global_step + 1) and trainer.is_global_zero:
-            self._norm = total_norm(pl_module)
             self._learning_rate = float(optimizer.param_groups[0]["lr"])  # of this step: the schedule goes on before the batch ends
         every = self._params.log_histograms_every_epochs
         if every and trainer.is_last_batch and (trainer.current_epoch + 1) % every == 0:
@@ -67,7 +65,7 @@ class StepTelemetry(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         ends_step = trainer.global_step > self._lap_step and (batch_idx + 1) % self._where.num_accumulated == 0
         if self._board and ends_step and self._is_due(trainer.global_step):
-            self._write_step(trainer, outputs)
+            self._write_step(trainer, pl_module, outputs)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self._board:
@@ -84,18 +82,17 @@ class StepTelemetry(pl.Callback):
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self._params.log_every_steps == 0
 
-    def _write_step(self, trainer: pl.Trainer, outputs: Any) -> None:
-        step = trainer.global_step
-        norm = engine_norm(trainer)
+    def _write_step(self, trainer: pl.Trainer, module: Any, outputs: Any) -> None:
+        step, norm = trainer.global_step, module.guard.gradient_norm
         figures: dict[str, float | None] = {
             "loss": _loss(outputs, self._where.num_accumulated),
             "learning_rate": self._learning_rate,
-            "gradient_norm": self._norm if norm is None else norm,
+            "gradient_norm": engine_norm(trainer) if norm is None else float(norm),
             "loss_scale": loss_scale(trainer),
             **self._lap.finish((step - self._lap_step) * self._where.rows_per_step),
             "memory_bytes": float(peak_bytes(on_gpu=trainer.strategy.root_device.type == "cuda")),
         }
-        self._norm, self._lap_step = None, step
+        self._lap_step = step
         self.latest = {name: value for name, value in figures.items() if value is not None}
         assert self._board
         self._board.scalars({f"step/{name}": value for name, value in self.latest.items()}, step)

@@ -109,6 +109,8 @@ class WeightAverage(pl.Callback):
 def averaged_weights(state: Path) -> dict[str, Tensor]:
     """The averages in a verified state of the trainer, by name in the network; none where there are none."""
     path = state / _SHARED_STATE if state.is_dir() else state
+    if not path.exists():
+        return {}  # ZeRO-3 shards everything, and has no average
     content = torch.load(path, map_location="cpu", weights_only=True)
     values: dict[str, Tensor] = content["callbacks"].get(_STATE, {}).get("values", {})
     return values

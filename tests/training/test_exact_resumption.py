@@ -15,7 +15,7 @@ from tests.training.real_runs import weights_digest
 
 pytestmark = pytest.mark.slow
 EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
-ACCUMULATED = {"epochs": 3, "max_batch_per_device": 16}  # 4 steps of 2 batches in an epoch
+ACCUMULATED = {"epochs": 3, "max_batch_per_device": 16, "ema_decay": 0.9}  # 4 steps of 2 batches in an epoch
 
 
 def result(project: Path) -> tuple[str, ...]:

@@ -20,12 +20,17 @@ EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision"),
-    [("ddp", "32-true"), ("deepspeed_stage_1", "bf16-mixed"), ("deepspeed_stage_2", "16-mixed"), ("deepspeed_stage_3", "bf16-mixed")],
+    ("strategy", "precision", "ema_decay"),
+    [
+        ("ddp", "32-true", 0.9),
+        ("deepspeed_stage_1", "bf16-mixed", 0.0),
+        ("deepspeed_stage_2", "16-mixed", 0.9),
+        ("deepspeed_stage_3", "bf16-mixed", 0.0),
+    ],
 )
-def test_two_processes_killed_within_an_epoch_end_with_equal_bits(tmp_path: Path, strategy: str, precision: str) -> None:
+def test_two_processes_killed_within_an_epoch_end_with_equal_bits(tmp_path: Path, strategy: str, precision: str, ema_decay: float) -> None:
     # With BatchNorm, whose running statistics differ between processes within an epoch, and two accumulated batches a step.
-    settings = {"devices": 2, "strategy": strategy, "precision": precision, "epochs": 2, "max_batch_per_device": 8}
+    settings = {"devices": 2, "strategy": strategy, "precision": precision, "epochs": 2, "max_batch_per_device": 8, "ema_decay": ema_decay}
     whole, killed = (write_project(tmp_path / name, **settings, **more) for name, more in (("whole", {}), ("killed", EVERY_STEP)))
     assert run_training(whole).returncode == 0
     kill_at_step(killed, 5)

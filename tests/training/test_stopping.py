@@ -47,7 +47,9 @@ def test_a_signal_stops_after_the_next_step_with_a_save(tmp_path: Path, name: st
 
 
 def test_a_training_stopped_in_a_step_and_in_a_validation_ends_with_equal_bits(tmp_path: Path) -> None:
-    whole, stopped = (write_project(tmp_path / name, epochs=2, num_workers=workers) for name, workers in (("whole", 0), ("stopped", 2)))
+    whole, stopped = (
+        write_project(tmp_path / name, epochs=2, num_workers=workers, ema_decay=0.9) for name, workers in (("whole", 0), ("stopped", 2))
+    )
     assert run_forked(whole)[0] == 0
     assert run_forked(stopped, stop_in_validation, 1)[0] == 143
     assert saves(stopped) == ["step-00000004"]

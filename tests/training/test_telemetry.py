@@ -20,7 +20,7 @@ from tests.training.real_runs import kill_after, run_training
 
 pytestmark = pytest.mark.slow
 STEP_TAGS = {f"step/{name}" for name in ("loss", "learning_rate", "gradient_norm", "rows_per_second", "data_wait_share", "memory_bytes")}
-EPOCH_TAGS = {"train/loss", "val/loss", "val/accuracy", "learning_rate", "epoch"}
+EPOCH_TAGS = {"skipped_steps", "train/loss", "val/loss", "val/accuracy", "learning_rate", "epoch"}
 
 
 def board(project: Path) -> EventAccumulator:
