@@ -2,13 +2,15 @@
 
 from slipway.command import run_stage
 from slipway.params import Params
-from slipway.training.job import PROJECT_PATHS
-from slipway.training.launchers import relaunch
-from slipway.training.run import train
 
 
 def run(params: Params) -> None:
     """Train as `params.train` asks, in as many processes as it asks for."""
+    # Here, since these write caches when they are imported: a disk that refuses is then told as one.
+    from slipway.training.job import PROJECT_PATHS
+    from slipway.training.launchers import relaunch
+    from slipway.training.run import train
+
     relaunch("stages.train")
     train(params.seed, params.train, PROJECT_PATHS)
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 import pytorch_lightning as pl
+from torch import distributed
 
 from slipway import files
 from slipway.contract import is_classification
@@ -79,6 +80,8 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
             log.write("finished")
             if trains:
                 write_costs(job.paths.costs, job.fingerprint.name, num_parameters, meter, job.paths.checkpoint, job.board)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()  # or a thread of gloo may abort a process that ends before the first does
 
 
 def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: CostMeter) -> None:
