@@ -396,6 +396,7 @@ class VerifyParams(_Section):
 
     max_difference: Annotated[float, Field(gt=0)]  # torch to ONNX fp32, and ONNX to HTTP: absolute, on the outputs
     max_metric_loss: dict[Variant, Annotated[float, Field(ge=0)]]  # accuracy points lost, or relative growth of the RMSE
+    batch_seconds: Annotated[float, Field(gt=0)]  # that fp32 may answer for in each small batch size
     timing_rounds: Positive  # latency is the median of this many calls
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
-from slipway.certificate import Hop, write_certificate
+from slipway.certificate import first_fault, write_certificate
 from slipway.columns import ColumnContract
 from slipway.command import run_stage
 from slipway.data.archives import ArchiveLimits, unpacked
@@ -28,6 +28,7 @@ BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
 CERTIFICATE = Path("artifacts/certificate.json")
 METRICS = Path("metrics/verify.json")
+PAGE = Path("reports/verify.html")
 DRAFT = Path(".work/verify/certificate.json")
 SERVICE_LOG = Path(".work/verify/service.log")
 
@@ -37,6 +38,7 @@ def run(params: Params) -> None:
     from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
+    from slipway.reports.verify_page import Answered, verify_page
     from slipway.training.networks import load_network
 
     bundle, network = load_bundle(BUNDLE), load_network(CHECKPOINT)
@@ -49,25 +51,28 @@ def run(params: Params) -> None:
 
     runner = HopRunner(comparison, bundle, network, params.verify)
     measured = [runner.torch, *runner.run_onnx(), runner.run_engine(ENGINE, engine_digest)]
-    hops = [hop for hop, _ in measured]
-    write_certificate(DRAFT, make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=True))
-    hops.append(_run_service(params, comparison, bundle, measured))
+    draft = make_certificate(bundle, [hop for hop, _ in measured], digests, engine_digest=engine_digest, draft=True)
+    write_certificate(DRAFT, draft)
+    measured.append(_run_service(params, comparison, bundle, measured))
 
+    hops = [hop for hop, _ in measured]
     certificate = make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=False)
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, summarise(certificate))
+    answers = {hop.name: answered.outputs for hop, answered in measured if answered}
+    shown = Answered(rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers)
+    files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
     print(hop_table(hops, rows.task))
     raise_if_refused(certificate, CERTIFICATE)
 
 
-def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> Hop:
-    from slipway.export.certification import first_fault
+def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> "Measured":
     from slipway.export.service_hop import ServiceHop, not_tried
     from slipway.export.service_process import serve_command
 
     fault = first_fault([hop for hop, _ in measured])
     if fault:
-        return not_tried(fault)
+        return not_tried(fault), None
     files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
     settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)

@@ -2,7 +2,7 @@
 
 What is not there (no GPU, no engine) becomes a hop with the status `not_executed` and the reason. What is
 there and refused or broken becomes a hop that differs. Columns are compared by the names that the bundle
-gives them, so permuted labels are seen here.
+gives them, so permuted labels are seen here. fp32 answers in small batches as well: a graph may depend on its batch.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from slipway.bundle import LoadedBundle, OutputContract
 from slipway.certificate import Execution, Hop
 from slipway.data.packed import Inputs
 from slipway.errors import BundleError, SlipwayError, UnavailableError
-from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
+from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.graph import torch_answers
 from slipway.export.variants import PRECISION, run_in_batches
 from slipway.params import VerifyParams
@@ -28,12 +28,14 @@ from slipway.passport import read_passport, read_receipt
 from slipway.runtime import Runner, open_engine, open_onnx, why_unavailable
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
+_SMALL_BATCHES = (1, 2, 7)  # as export tries, and as requests may come
 _WARM_UP_CALLS = 3
 _THROUGHPUT_CALLS = 5
 _SERVED_BATCHES = (1, 2, 4, 8)  # what the HTTP hop's connections make of single rows
 _NOISE_ROWS = 512
 _THROUGHPUT_BUDGET_S = 3.0  # a large network on a CPU takes seconds for one batch
 Measured = tuple[Hop, Measurement | None]
+EngineOpener = Callable[[Path, LoadedBundle, str | None], Runner]
 
 
 class TorchRunner:
@@ -57,9 +59,8 @@ class HopRunner:
         self._comparison = comparison
         self._bundle = bundle
         self._params = params
-        measured = measure(
-            TorchRunner(network, bundle.manifest.output), comparison.rows, bundle.manifest.max_batch_size, params.timing_rounds
-        )
+        torch_runner = TorchRunner(network, bundle.manifest.output)
+        measured = measure(torch_runner, comparison.rows, bundle.manifest.max_batch_size, params.timing_rounds)
         self.torch = (comparison.first("torch", TORCH, measured), measured)
 
     def run_onnx(self) -> Iterator[Measured]:
@@ -72,24 +73,31 @@ class HopRunner:
                 reason = why_unavailable(provider)
                 yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, self._onnx_opener(requested))
 
-    def run_engine(self, root: Path, digest: str | None = None) -> Measured:
+    def run_engine(self, root: Path, digest: str | None = None, opener: EngineOpener = open_engine) -> Measured:
         """The TensorRT engine in `root`, whose passport has `digest`. One that does not fit differs: it must not be served."""
         receipt = read_receipt(root)
         if receipt:
             return not_executed(f"tensorrt/{receipt.requested.variant}", receipt.requested, receipt.reason), None
         requested = read_passport(root).requested
-        return self._run(f"tensorrt/{requested.variant}", requested, lambda: open_engine(root, self._bundle, digest))
+        return self._run(f"tensorrt/{requested.variant}", requested, lambda: opener(root, self._bundle, digest))
 
     def _run(self, name: str, requested: Execution, opener: Callable[[], Runner]) -> Measured:
-        rows, manifest = self._comparison.rows, self._bundle.manifest
         try:
-            measured = measure(opener(), rows, manifest.max_batch_size, self._params.timing_rounds)
-            measured = replace(measured, outputs=in_order_of(rows.classes, manifest.output.labels, measured.outputs))
+            measured = self._measure(opener(), requested)
         except UnavailableError as error:
             return not_executed(name, requested, str(error)), None
         except SlipwayError as error:
             return failed(name, requested, str(error), self.torch[0].name), None
         return self._comparison.against(name, requested, measured, self.torch, self._tolerance(requested.variant)), measured
+
+    def _measure(self, runner: Runner, requested: Execution) -> Measurement:
+        """Columns in the network's order. fp32 promises the same answers in any batch, so it answers in several sizes."""
+        rows, manifest, largest = self._comparison.rows, self._bundle.manifest, self._bundle.manifest.max_batch_size
+        measured = measure(runner, rows, largest, self._params.timing_rounds)
+        small = in_small_batches(runner, rows.inputs, largest, self._params.batch_seconds) if requested.variant == "fp32" else []
+        runs = [*small, BatchAnswers(largest, measured.outputs)]
+        ordered = tuple(replace(run, outputs=in_order_of(rows.classes, manifest.output.labels, run.outputs)) for run in runs)
+        return replace(measured, outputs=ordered[-1].outputs, batches=ordered)
 
     def _onnx_opener(self, requested: Execution) -> Callable[[], Runner]:
         return lambda: open_onnx(
@@ -110,7 +118,8 @@ class HopRunner:
 def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: int) -> Measurement:
     """Answers for all rows in order, the median latency of one row, and the speed at the largest batch."""
     row, batch = rows.inputs[:1], np.ascontiguousarray(rows.inputs[np.arange(largest_batch) % len(rows.inputs)])
-    outputs = run_in_batches(runner, rows.inputs, largest_batch)
+    fills_a_batch = len(rows.inputs) >= largest_batch
+    outputs = run_in_batches(runner, rows.inputs, largest_batch) if fills_a_batch else runner.run(batch)[: len(rows.inputs)]
     for _ in range(_WARM_UP_CALLS):
         runner.run(row)
     latency = statistics.median(_seconds(runner, row) for _ in range(timing_rounds))
@@ -119,6 +128,20 @@ def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: i
         whole.append(_seconds(runner, batch))
     noise = 0.0 if runner.actual.provider == "cpu" else batch_noise(runner, rows.inputs, outputs, largest_batch)
     return Measurement(runner.actual, outputs, latency * 1000, largest_batch / statistics.median(whole), noise)
+
+
+def in_small_batches(runner: Runner, inputs: Inputs, largest_batch: int, seconds: float) -> list[BatchAnswers]:
+    """Answers in batches of 1, 2 and 7; for each size to as many rows, from the first, as are begun within `seconds`."""
+    return [BatchAnswers(size, _run_for(seconds, runner, inputs, size)) for size in _SMALL_BATCHES if size < largest_batch]
+
+
+def _run_for(seconds: float, runner: Runner, inputs: Inputs, batch_size: int) -> NDArray[np.float32]:
+    end, answers = time.monotonic() + seconds, []
+    for start in range(0, len(inputs), batch_size):
+        if answers and time.monotonic() >= end:
+            break
+        answers.append(runner.run(np.ascontiguousarray(inputs[start : start + batch_size])))
+    return np.concatenate(answers)
 
 
 def batch_noise(runner: Runner, inputs: Inputs, outputs: NDArray[np.float32], largest_batch: int) -> float:
