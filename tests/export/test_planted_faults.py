@@ -109,7 +109,7 @@ def test_fp32_answers_every_row_in_each_batch_size_within_the_bound(classifier: 
     assert [(check.batch_size, check.rows, check.flipped) for check in fp32.batches] == [(size, 41, 0) for size in (1, 2, 7, 32)]
     assert all(check.max_difference is not None and check.max_difference <= 1e-5 for check in fp32.batches)
     assert fp32.max_difference == max(check.max_difference or 0.0 for check in fp32.batches)
-    assert [len(hop.batches) for hop, _ in measured if hop.name != fp32.name] == [0, 1, 1, 1]
+    assert [len(hop.batches) for hop, answers in measured if answers and hop.name != fp32.name] == [0, 1, 1, 1]  # torch has none
 
 
 def shift_the_mean(network: ImageNetwork) -> Callable[[onnx.ModelProto], None]:

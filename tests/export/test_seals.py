@@ -10,7 +10,7 @@ from serving.model import ServedModel, load_model
 from serving.settings import read_settings
 from slipway import files
 from slipway.bundle import load_bundle
-from slipway.certificate import Execution, read_certificate, write_certificate
+from slipway.certificate import REQUIRED, Execution, read_certificate, write_certificate
 from slipway.errors import BundleError, CertificateError, SlipwayError
 from slipway.export.certification import make_certificate
 from slipway.export.comparison import failed
@@ -30,7 +30,7 @@ def sealed(classifier: Project, tmp_path: Path) -> Path:
     shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", PLAN, passport_for(bundle, PLAN, profile=Profile(smallest=1, optimal=8, largest=32)))
-    hops = [failed(name, FP32, "").model_copy(update={"status": "agrees"}) for name in ("torch", "onnxruntime/cpu/fp32", "http")]
+    hops = [failed(name, FP32, "", actual=FP32).model_copy(update={"status": "agrees"}) for name in REQUIRED]
     engine_digest = files.sha256_file(tmp_path / "engine" / PASSPORT)
     write_certificate(tmp_path / "certificate.json", make_certificate(bundle, hops, {}, engine_digest=engine_digest, draft=False))
     return tmp_path
