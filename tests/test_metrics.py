@@ -32,6 +32,7 @@ pytestmark = [
 ]
 WILSON = ("accuracy", "precision_micro", "recall_micro", "recall_weighted", "f1_micro")
 FEW = Resampling(seed=1, num_samples=40, confidence=0.95)  # with so many one has rows of two classes
+TWO = Resampling(seed=1, num_samples=2, confidence=0.95)
 THOUSAND = Resampling(seed=1, num_samples=1000, confidence=0.95)
 TOLERANCE = 1e-12
 
@@ -117,7 +118,7 @@ def test_classification_metrics_are_those_of_scikit_learn(num_cases: int) -> Non
     generator = np.random.default_rng(2)
     for _ in range(num_cases):
         targets, probabilities = random_case(generator)
-        found = classification_metrics(targets, probabilities, FEW)
+        found = classification_metrics(targets, probabilities, TWO, names=sklearn_names())
         for name, expected in sklearn_scores(targets, probabilities).items():
             assert abs(found[name].value - expected) <= TOLERANCE, (name, targets, probabilities)
 
@@ -141,7 +142,7 @@ def sklearn_names() -> set[str]:
 
 def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
     generator = np.random.default_rng(13)
-    for _ in range(60):
+    for _ in range(20):
         targets, probabilities = random_case(generator)
         num_classes = probabilities.shape[1]
         for is_own, scores in own_against_others(targets, probabilities):
@@ -179,7 +180,7 @@ def test_regression_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
         num_rows = int(generator.integers(2, 60))
         targets = generator.normal(scale=10.0, size=num_rows)
         values = targets + generator.normal(size=num_rows)
-        found = regression_metrics(targets, values, FEW)
+        found = regression_metrics(targets, values, TWO)
         expected = {
             "mse": sklearn_metrics.mean_squared_error(targets, values),
             "rmse": sklearn_metrics.root_mean_squared_error(targets, values),
@@ -265,7 +266,7 @@ def test_probabilities_measured_by_hand() -> None:
 
 
 def test_of_two_classes_the_second_is_ranked() -> None:
-    targets, probabilities = [0, 1, 1], [[0.5, 0.49], [0.6, 0.4], [0.2, 0.8]]  # rows that sum to almost 1
+    targets, probabilities = [0, 1, 1], [[0.5, 0.495], [0.6, 0.4], [0.2, 0.8]]  # rows that sum to almost 1
     found = classification_metrics(targets, probabilities, FEW)
     assert found["roc_auc"].value == 0.5
     assert found["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
@@ -406,16 +407,25 @@ def calibrated(generator: np.random.Generator, num_rows: int) -> tuple[NDArray[n
     return (generator.random((num_rows, 1)) > probabilities.cumsum(axis=1)[:, :2]).sum(axis=1), probabilities
 
 
-def test_the_interval_of_a_calibration_error_reaches_that_of_a_calibrated_network_where_percentiles_would_not() -> None:
-    generator, reached, by_percentiles = np.random.default_rng(18), 0, 0
-    for trial in range(100):
-        name, resampling = "calibration_error", Resampling(trial, 200, 0.95)
-        found = classification_metrics(*calibrated(generator, 300), resampling, names=[name])[name]
+def test_the_interval_of_a_calibration_error_holds_that_of_a_calibrated_network_where_percentiles_do_not() -> None:
+    generator, held, by_percentiles, name = np.random.default_rng(18), 0, 0, "calibration_error"
+    for trial in range(60):
+        targets, probabilities = calibrated(generator, 200)
+        resampling = Resampling(trial, 200, 0.95)
+        found = classification_metrics(targets, probabilities, resampling, names=[name])[name]
         assert 0 <= found.low <= found.value <= found.high
-        reached += found.low < 0.01
-        by_percentiles += 2 * found.value - found.high < 0.01
-    assert reached >= 80
+        held += found.low == 0
+        samples = metrics._samples(metrics.ClassAnswers(targets, probabilities, None), [name], resampling)[name]
+        by_percentiles += metrics.percentiles(samples, 0.95)[0] < 0.005
+    assert held >= 54
     assert by_percentiles == 0
+
+
+def test_the_interval_of_the_calibration_error_of_an_overconfident_network_is_above_0() -> None:
+    targets, probabilities = calibrated(np.random.default_rng(19), 1000)
+    sharper = probabilities**3 / (probabilities**3).sum(axis=1, keepdims=True)
+    found = classification_metrics(targets, sharper, THOUSAND, names=["calibration_error"])["calibration_error"]
+    assert 0.1 < found.low < found.value < found.high < 0.4
 
 
 def test_an_interval_does_not_depend_on_what_else_is_measured() -> None:
@@ -440,12 +450,14 @@ def test_more_confidence_gives_a_wider_interval_around_the_same_value() -> None:
     assert wide.low < narrow.low < narrow.value == wide.value < narrow.high < wide.high
 
 
-def test_many_classes_are_resampled_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = np.arange(300)
-    probabilities = np.eye(300)[(targets + (targets % 3 == 0)) % 300]
-    whole = classification_metrics(targets, probabilities, THOUSAND)
+def test_resampling_in_bounded_memory_changes_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(20)
+    targets, probabilities = generator.integers(30, size=100), generator.dirichlet(np.ones(30), size=100)
+    whole = classification_metrics(targets, probabilities, Resampling(1, 100, 0.95), top_k=2)
+    values = regression_metrics(targets, probabilities[:, 0], Resampling(1, 100, 0.95))
     monkeypatch.setattr(metrics, "_CHUNK_NUMBERS", 1000)
-    assert classification_metrics(targets, probabilities, THOUSAND) == whole
+    assert classification_metrics(targets, probabilities, Resampling(1, 100, 0.95), top_k=2) == whole
+    assert regression_metrics(targets, probabilities[:, 0], Resampling(1, 100, 0.95)) == values
 
 
 # refusals
