@@ -46,7 +46,8 @@ def run(params: Params) -> None:
     print(f"evaluate: {about}")
     first = [(name, metrics[name]) for name in headlines(manifest.task)]
     first += [(f"{name}_without_leaked", without[name]) for name in headlines(manifest.task) if name in without]
-    print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
+    rows = [[name, number(metric.value), interval(metric), str(metric.rows)] for name, metric in first]
+    print(text_table(["metric", "value", "interval", "rows"], rows, "  "))
     for name, reason in why_absent(manifest.task, test.targets, len(manifest.classes), wanted.top_k).items():
         print(f"  no {name}: {reason}")
     print(f"  the worst errors: {PAGE}")

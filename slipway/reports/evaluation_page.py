@@ -194,8 +194,12 @@ def _title(name: str, lines: list[Series]) -> str:
 
 
 def _all_metrics(evaluation: Evaluation) -> Section:
-    rows = [[_words(name), number(metric.value), number(metric.low), number(metric.high)] for name, metric in evaluation.metrics.items()]
-    return Section("All metrics", table(["metric", "value", "low", "high"], rows, numeric=["value", "low", "high"]))
+    columns = ["metric", "value", "low", "high", "rows"]
+    rows = [
+        [_words(name), number(metric.value), number(metric.low), number(metric.high), str(metric.rows)]
+        for name, metric in evaluation.metrics.items()
+    ]
+    return Section("All metrics", table(columns, rows, numeric=columns[1:]))
 
 
 def _words(name: str) -> str:
