@@ -34,6 +34,7 @@ class Allowed(Contract):
     """What a hop was judged by; a bound that is null was not asked for."""
 
     max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
+    max_score_difference: float | None  # of an outlier score, absolute
     max_metric_loss: float | None  # points of accuracy and of macro F1, or relative growth of the RMSE
 
 
@@ -59,6 +60,7 @@ class Hop(Contract):
     rows: int
     max_difference: float | None  # absolute, on probabilities or in the target's unit, at whatever batch size it was largest
     mean_difference: float | None  # at the largest batch
+    max_score_difference: float | None  # of an outlier score, absolute, as `max_difference`
     flipped: list[str]  # ids of the rows whose label changed
     worst_row: str | None  # id of the row with the largest difference
     batches: list[BatchCheck]  # the largest last; empty for the first, and for HTTP, where requests make the batches

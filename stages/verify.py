@@ -6,24 +6,20 @@ from typing import TYPE_CHECKING
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.certificate import first_fault, write_certificate
-from slipway.columns import ColumnContract
 from slipway.command import run_stage
 from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.sources import read_samples
-from slipway.data.table_source import read_json_rows
 from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.passport import PASSPORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from slipway.export.comparison import Comparison, TestRows
+    from slipway.export.comparison import Comparison
     from slipway.export.hops import Measured
-    from slipway.export.http_hop import Payload
 
 PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
+CALIBRATION = Path("artifacts/calibration.json")
+OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
 CERTIFICATE = Path("artifacts/certificate.json")
@@ -35,17 +31,33 @@ SERVICE_LOG = Path(".work/verify/service.log")
 
 def run(params: Params) -> None:
     """Run every hop, write the certificate, and fail if it is refused."""
-    from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
+    from slipway.export.certification import (
+        bundled_calibration,
+        digest_everything,
+        hop_table,
+        make_certificate,
+        raise_if_refused,
+        summarise,
+    )
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
     from slipway.reports.verify_page import Answered, verify_page
+    from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network
 
-    bundle, network = load_bundle(BUNDLE), load_network(CHECKPOINT)
+    bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()
-    rows = read_test_rows(PACKED, network.spec.classes)
+    network = calibrated(trained, bundled_calibration(bundle, CALIBRATION), OUTLIER_SCORE)
+    rows = read_test_rows(PACKED, trained.spec.classes)
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
-    read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
+    read = [
+        BUNDLE / "bundle.json",
+        CALIBRATION,
+        OUTLIER_SCORE,
+        CHECKPOINT / "model.json",
+        CHECKPOINT / "weights.safetensors",
+        PACKED / "manifest.json",
+    ]
     digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
@@ -67,6 +79,7 @@ def run(params: Params) -> None:
 
 
 def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> "Measured":
+    from slipway.export.http_hop import raw_payloads
     from slipway.export.service_hop import ServiceHop, not_tried
     from slipway.export.service_process import serve_command
 
@@ -76,18 +89,9 @@ def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle,
     files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
     settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
-    return service.run(comparison, bundle, measured, _payloads(params, comparison.rows, bundle), params.verify)
-
-
-def _payloads(params: Params, rows: "TestRows", bundle: LoadedBundle) -> "Iterator[Payload]":
-    """The test rows as they lie in the raw data."""
-    from slipway.export.http_hop import original_payloads, row_payloads
-
-    wanted, contract = set(rows.sources), bundle.manifest.input
     data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
-    if isinstance(contract, ColumnContract):
-        return row_payloads(read_json_rows(data, contract.columns, wanted), rows)
-    return original_payloads(read_samples(data, wanted=wanted), rows)
+    payloads = raw_payloads(data, bundle.manifest.input, comparison.rows)
+    return service.run(comparison, bundle, measured, payloads, params.verify)
 
 
 if __name__ == "__main__":

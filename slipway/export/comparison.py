@@ -61,7 +61,8 @@ class BatchAnswers:
     """What one hop answered to the first `len(outputs)` rows, so many in a batch."""
 
     batch_size: int
-    outputs: NDArray[np.float32]  # as in `Measurement`
+    outputs: NDArray[np.float32]  # these two as in `Measurement`
+    scores: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class Measurement:
     latency_ms: float  # median for one row
     rows_per_second: float
     batch_noise: float = 0.0  # how far this runtime's own answers differ between batch sizes, as fp16's do on a GPU
+    scores: NDArray[np.float32] | None = None  # (rows,) outlier scores
+    score_noise: float = 0.0  # as `batch_noise`, of the scores
     batches: tuple[BatchAnswers, ...] = ()  # the largest last, whose answers are `outputs`; empty where requests make the batches
 
 
@@ -81,14 +84,15 @@ class Tolerance:
     """How far a hop may be from its reference; a bound that is None is not asked for.
 
     `max_difference` is absolute on probabilities, relative to the largest answer (where above 1) on values,
-    and with it every label has to be equal. `noise` is absolute and comes on top; a label may flip where the two best
-    probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE; for classes the macro
-    F1 may not have lost more either, even at the mild end of its interval: one row of a rare class proves nothing, all of them do.
+    and with it every label has to be equal; outlier scores are as values. `noise` is absolute and comes on top; a label may flip where the
+    two best probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE; for classes the
+    macro F1 may not have lost more either, even at the mild end of its interval: one row of a rare class proves nothing, all of them do.
     """
 
     max_difference: float | None = None
     max_metric_loss: float | None = None
     noise: float = 0.0
+    score_noise: float = 0.0  # absolute, on top, of the outlier scores
 
 
 class Comparison:
@@ -116,9 +120,10 @@ class Comparison:
             return failed(name, requested, found, before.name, measured.actual)
         metric, problems = self._metric(measured.outputs)
         changes = self._changes(measured.outputs) if metric else {}
-        distances = self._distances(measured, expected.outputs)
+        distances = self._distances(measured, expected)
         allowed = self._allowed(expected, tolerance)
         problems += _changed_execution(requested, measured.actual) + _beyond(distances, allowed, tolerance.noise)
+        problems += _score_beyond(distances.score, allowed)
         problems += self._lost(metric, before.metric, changes, allowed)
         return self._hop(name, before.name, requested, measured, metric, changes, (distances, allowed), problems)
 
@@ -139,11 +144,11 @@ class Comparison:
         found = paired_difference(self.rows.task, metric, self.rows.targets, before, after, self._resampling)
         return Metric(value=found.difference, low=found.low, high=found.high, confidence=found.confidence, rows=found.rows)
 
-    def _distances(self, found: Measurement, expected: NDArray[np.float32]) -> "_Distances":
+    def _distances(self, found: Measurement, expected: Measurement) -> "_Distances":
         """Over every batch size that was tried."""
-        runs = [self._distance(run.outputs, expected, run.batch_size) for run in found.batches]
-        main = runs[-1] if runs else self._distance(found.outputs, expected, None)
-        return _Distances(main, runs)
+        runs = [self._distance(run.outputs, expected.outputs, run.batch_size) for run in found.batches]
+        main = runs[-1] if runs else self._distance(found.outputs, expected.outputs, None)
+        return _Distances(main, runs, _score_distance(found, expected))
 
     def _distance(self, found: NDArray[np.float32], expected: NDArray[np.float32], batch_size: int | None) -> "_Distance":
         expected = expected[: len(found)]
@@ -156,8 +161,13 @@ class Comparison:
 
     def _allowed(self, expected: Measurement, tolerance: Tolerance) -> Allowed:
         scale = 1.0 if is_classification(self.rows.task) else max(1.0, float(np.abs(expected.outputs).max()))
-        most = None if tolerance.max_difference is None else tolerance.max_difference * scale + tolerance.noise
-        return Allowed(max_difference=most, max_metric_loss=tolerance.max_metric_loss)
+        score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
+        strict = tolerance.max_difference
+        return Allowed(
+            max_difference=None if strict is None else strict * scale + tolerance.noise,
+            max_score_difference=None if strict is None else strict * score_scale + tolerance.score_noise,
+            max_metric_loss=tolerance.max_metric_loss,
+        )
 
     def _lost(self, found: Metric | None, expected: Metric | None, changes: dict[str, Metric], allowed: Allowed) -> list[str]:
         budget = allowed.max_metric_loss
@@ -193,6 +203,7 @@ class Comparison:
             rows=len(self.rows.ids),
             max_difference=_finite(distances.worst.largest) if distances else None,
             mean_difference=_finite(distances.main.mean) if distances else None,
+            max_score_difference=_finite(distances.score) if distances and distances.score is not None else None,
             flipped=list(distances.leads) if distances else [],
             worst_row=distances.worst.worst_row if distances else None,
             batches=distances.checks() if distances else [],
@@ -224,6 +235,7 @@ class _Distances:
 
     main: _Distance
     runs: list[_Distance]
+    score: float | None  # the largest of an outlier score; None where none were measured
 
     @property
     def worst(self) -> _Distance:
@@ -283,6 +295,7 @@ def _without_answers(name: str, status: str, requested: Execution, reason: str, 
             "rows": 0,
             "max_difference": None,
             "mean_difference": None,
+            "max_score_difference": None,
             "flipped": [],
             "worst_row": None,
             "batches": [],
@@ -297,6 +310,25 @@ def _without_answers(name: str, status: str, requested: Execution, reason: str, 
 def _changed_execution(requested: Execution, actual: Execution) -> list[str]:
     fields = [name for name in Execution.model_fields if getattr(requested, name) not in ("auto", getattr(actual, name))]
     return [f"{name}: {getattr(requested, name)} was requested, {getattr(actual, name)} ran" for name in fields]
+
+
+def _score_distance(found: Measurement, expected: Measurement) -> float | None:
+    """The largest difference of an outlier score in any batch size; None where scores were not measured, as of other things."""
+    if found.scores is None or expected.scores is None:
+        return None
+    runs = [found.scores, *(run.scores for run in found.batches if run.scores is not None)]
+    largest = [float(np.abs(scores.astype(np.float64) - expected.scores[: len(scores)]).max()) for scores in runs]
+    return float(np.max(np.where(np.isfinite(largest), largest, np.inf)))  # NaN would compare as no difference
+
+
+def _score_beyond(largest: float | None, allowed: Allowed) -> list[str]:
+    if largest is None:
+        return []
+    if not np.isfinite(largest):
+        return ["outlier scores are not finite"]
+    if allowed.max_score_difference is None or largest <= allowed.max_score_difference:
+        return []
+    return [f"the largest difference of an outlier score is {largest:.3g}, expected at most {allowed.max_score_difference:.3g}"]
 
 
 def _finite(value: float) -> float | None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.calibration import Answers
 from slipway.certificate import Execution, first_fault
 from slipway.errors import ParityError
 from slipway.export.certification import make_certificate, raise_if_refused
@@ -30,7 +31,7 @@ from tests.export.conftest import RESAMPLING, Project
 pytestmark = pytest.mark.slow
 
 
-def run_hops(project: Project, network: nn.Module, bundle: LoadedBundle, params: Params) -> list[Measured]:
+def run_hops(project: Project, network: Any, bundle: LoadedBundle, params: Params) -> list[Measured]:
     runner = HopRunner(comparison_of(project), bundle, network, params.verify)
     return [runner.torch, *runner.run_onnx()]
 
@@ -61,7 +62,7 @@ class FakeEngine:
         self._runner = open_onnx(graph, variant="fp16", precision="fp16", provider="cpu", num_threads=1)
         self._is_stale = is_stale
 
-    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[Any]) -> Answers:
         return self._runner.run(255 - batch if self._is_stale else batch)
 
 
@@ -94,7 +95,7 @@ def scale_weights(factor: float) -> Callable[[onnx.ModelProto], None]:
 
 def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Project, export_params: Params) -> None:
     for project in (classifier, regressor):
-        measured = run_hops(project, project.network(), project.bundle(), export_params)
+        measured = run_hops(project, project.calibrated(), project.bundle(), export_params)
         assert guilty(measured) is None
         assert [hop.name for hop, answers in measured if answers] == [
             "torch",
@@ -104,7 +105,7 @@ def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Proj
 
 
 def test_fp32_answers_every_row_in_each_batch_size_within_the_bound(classifier: Project, export_params: Params) -> None:
-    measured = run_hops(classifier, classifier.network(), classifier.bundle(), export_params)
+    measured = run_hops(classifier, classifier.calibrated(), classifier.bundle(), export_params)
     (fp32,) = (hop for hop, _ in measured if hop.name == "onnxruntime/cpu/fp32")
     assert [(check.batch_size, check.rows, check.flipped) for check in fp32.batches] == [(size, 41, 0) for size in (1, 2, 7, 32)]
     assert all(check.max_difference is not None and check.max_difference <= 1e-5 for check in fp32.batches)
@@ -128,18 +129,18 @@ def test_a_wrong_mean_is_found_in_the_first_graph(classifier: Project, tmp_path:
     network = classifier.network()
     assert isinstance(network, ImageNetwork)
     bundle = altered(classifier, tmp_path, shift_the_mean(network))
-    assert guilty(run_hops(classifier, network, bundle, export_params)) == "onnxruntime/cpu/fp32"
+    assert guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params)) == "onnxruntime/cpu/fp32"
 
 
 def test_swapped_channels_are_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
     class SwappedNetwork(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.network = classifier.network()
+            self.network = classifier.calibrated()
 
-        def forward(self, image: torch.Tensor) -> torch.Tensor:
-            answer: torch.Tensor = self.network(image.flip(3))
-            return answer
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            answers: tuple[torch.Tensor, torch.Tensor] = self.network(image.flip(3))
+            return answers
 
     assert guilty(run_hops(classifier, SwappedNetwork(), classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
 
@@ -149,14 +150,14 @@ def test_permuted_labels_are_found_in_the_first_graph(classifier: Project, tmp_p
     content = json.loads((tmp_path / "bundle/bundle.json").read_text())
     content["output"]["labels"] = content["output"]["labels"][::-1]
     files.write_json(tmp_path / "bundle/bundle.json", content)
-    measured = run_hops(classifier, classifier.network(), load_bundle(tmp_path / "bundle"), export_params)
+    measured = run_hops(classifier, classifier.calibrated(), load_bundle(tmp_path / "bundle"), export_params)
     assert guilty(measured) == "onnxruntime/cpu/fp32"
     assert len(measured[1][0].flipped) > 20
 
 
 def test_other_weights_of_the_same_architecture_are_found(classifier: Project, tmp_path: Path, export_params: Params) -> None:
     bundle = altered(classifier, tmp_path, scale_weights(1.001))
-    assert guilty(run_hops(classifier, classifier.network(), bundle, export_params)) == "onnxruntime/cpu/fp32"
+    assert guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params)) == "onnxruntime/cpu/fp32"
 
 
 @pytest.mark.parametrize("variant", ["fp16", "int8", "int8_tensorrt"])
@@ -169,7 +170,7 @@ def test_a_broken_variant_is_the_guilty_hop_and_fp32_is_not(
         softmax.input[0] = "negated"
 
     bundle = altered(classifier, tmp_path, negate_the_answer, variant)
-    measured = run_hops(classifier, classifier.network(), bundle, export_params)
+    measured = run_hops(classifier, classifier.calibrated(), bundle, export_params)
     assert guilty(measured) == f"onnxruntime/cpu/{variant}"
     certificate = make_certificate(bundle, [hop for hop, _ in measured], {}, draft=False)
     with pytest.raises(ParityError, match=f"hop onnxruntime/cpu/{variant} differs from torch"):
@@ -196,7 +197,7 @@ def test_an_fp16_layer_that_overflowed_is_the_guilty_hop_and_fp32_is_not(
         assert np.isinf(weights).any()
         tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
 
-    measured = run_hops(classifier, classifier.network(), altered(classifier, tmp_path, overflow, "fp16"), export_params)
+    measured = run_hops(classifier, classifier.calibrated(), altered(classifier, tmp_path, overflow, "fp16"), export_params)
     assert guilty(measured) == "onnxruntime/cpu/fp16"
     (hop,) = (hop for hop, _ in measured if hop.name == "onnxruntime/cpu/fp16")
     assert hop.metric is None
@@ -212,7 +213,7 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
     engine = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
     fitting = passport(engine).model_copy(update={"model_sha256": bundle.manifest.models["fp16"].sha256})
     write_engine(tmp_path, b"plan", fitting)
-    runner = HopRunner(comparison_of(classifier), bundle, classifier.network(), export_params.verify)
+    runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
     right, wrong = (FakeEngine(engine, bundle.model_bytes("fp16"), turned) for turned in (False, True))
     assert runner.run_engine(tmp_path, opener=lambda *_: right)[0].status == "agrees"
     hop, _ = runner.run_engine(tmp_path, opener=lambda *_: wrong)
@@ -223,7 +224,7 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
 
 def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: Project, tmp_path: Path, export_params: Params) -> None:
     bundle = classifier.bundle()
-    runner = HopRunner(comparison_of(classifier), bundle, classifier.network(), export_params.verify)
+    runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
     stale = passport(Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16"))
     write_engine(tmp_path / "stale", b"plan", stale)
     hop, _ = runner.run_engine(tmp_path / "stale")
