@@ -104,14 +104,16 @@ def _or_infinite(value: float | None) -> str:
 def _agreement(hops: Sequence[Hop], metric: str, task: Task) -> Section:
     executed = [hop for hop in hops if hop.actual is not None]
     others = [name for name in next((hop.metric_changes for hop in hops if hop.metric_changes), {}) if name != metric]
-    columns = ["hop", "", "against", "rows", "largest", "mean", "flipped", metric, "change", *(f"change of {name}" for name in others)]
+    columns = ["hop", "", "against", "rows", "largest", "mean", "of scores", "flipped", metric, "change"]
+    columns += [f"change of {name}" for name in others]
     rows = [[*_agreement_row(hop, metric, task), *(_change(hop.metric_changes.get(name)) for name in others)] for hop in executed]
     confidence = next((hop.metric.confidence for hop in hops if hop.metric), 0.95)
     note = (
+        "Largest, mean and of scores: differences of the answers, and the largest of an outlier score. "
         f"Change: the hop's number less the trained network's on the same rows, with its {confidence * 100:g} % interval over paired "
         "resamples of the rows. The number itself is judged; the interval tells what other test rows could make of it."
     )
-    shown = table(columns, rows, numeric=["rows", "largest", "mean", "flipped", metric])
+    shown = table(columns, rows, numeric=["rows", "largest", "mean", "of scores", "flipped", metric])
     return Section("Agreement", join([shown, *_budgets(hops), paragraph(note, "note")]))
 
 
@@ -123,6 +125,7 @@ def _agreement_row(hop: Hop, metric: str, task: Task) -> list[str]:
         str(hop.rows),
         _or_infinite(hop.max_difference) if hop.reference and hop.rows else "",
         number(hop.mean_difference) if hop.mean_difference is not None else "",
+        number(hop.max_score_difference) if hop.max_score_difference is not None else "",
         str(len(hop.flipped)) if hop.reference and is_classification(task) else "",
         number(hop.metric.value) if hop.metric else "",
         _change(hop.metric_changes.get(metric)),

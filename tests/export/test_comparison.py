@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -172,10 +173,31 @@ def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> No
     assert [check.flipped for check in hop.batches] == [0, 1, 0]
 
 
+@pytest.mark.parametrize(("tolerance", "status"), [(STRICT, "differs"), (Tolerance(max_difference=1e-3), "agrees"), (BUDGET, "agrees")])
+def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may_change(tolerance: Tolerance, status: str) -> None:
+    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    before = replace(measured(right(), TORCH), scores=scores)
+    runs = (BatchAnswers(7, right(), scores + np.float32(1e-4)), BatchAnswers(32, right(), scores))
+    found = replace(measured(right()), scores=scores, batches=runs)
+    first = comparison.first("torch", TORCH, before)
+    hop = comparison.against("fp32", FP16, found, (first, before), tolerance)
+    assert (hop.status, hop.max_score_difference) == (status, pytest.approx(1e-4, rel=1e-2))
+    assert ("outlier score" in hop.reason) == (status == "differs")
+
+
+@pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
+def test_an_outlier_score_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
+    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    before = replace(measured(right(), TORCH), scores=scores)
+    found = replace(measured(right()), scores=np.where(np.arange(10) == 3, np.nan, scores).astype(np.float32))
+    hop = comparison.against("fp32", FP16, found, (comparison.first("torch", TORCH, before), before), tolerance)
+    assert (hop.status, hop.reason) == ("differs", "outlier scores are not finite")
+
+
 class SlowRunner(NoisyRunner):
     """Takes 20 ms for a batch, whatever its size."""
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[np.uint8]) -> Answers:
         time.sleep(0.02)
         return super().run(batch)
 
