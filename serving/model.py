@@ -5,6 +5,7 @@ size that will run has run once and answered what the bundle's output contract s
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,16 +88,22 @@ class ServedModel:
 
 def load_model(settings: Settings) -> ServedModel:
     """Check, select, load and warm up. A SlipwayError says why that is not possible."""
-    bundle = load_bundle(settings.bundle)
-    bundle.verify()
-    certificate = read_certificate(settings.certificate)
-    check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
+    bundle, certificate = read_certified(settings.bundle, settings.certificate, accept_draft=settings.accept_draft)
     _require_usable_input(bundle.manifest)  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)
     run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)
     _warm_up(run, bundle.manifest, max_batch_size)
     return ServedModel(bundle, certificate, selection, max_batch_size, run)
+
+
+def read_certified(bundle_root: Path, certificate_path: Path, *, accept_draft: bool) -> tuple[LoadedBundle, Certificate]:
+    """A bundle whose every file was checked, with the certificate that speaks of it. BundleError if they do not go together."""
+    bundle = load_bundle(bundle_root)
+    bundle.verify()
+    certificate = read_certificate(certificate_path)
+    check_certificate(certificate, bundle, accept_draft=accept_draft)
+    return bundle, certificate
 
 
 def _max_batch_size(settings: Settings, manifest: Bundle) -> int:

@@ -361,6 +361,7 @@ class EvaluateParams(_Section):
     """How the test split is measured and what is required of it."""
 
     batch_size: Positive
+    top_k: Positive  # of top_k_accuracy; without effect for a numeric target, and where there are no more classes
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
     confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals
     calibration: Literal["temperature", "none"]  # of probabilities, on validation rows
@@ -398,6 +399,7 @@ class VerifyParams(_Section):
 
     max_difference: Annotated[float, Field(gt=0)]  # torch to ONNX fp32, and ONNX to HTTP: absolute, on the outputs
     max_metric_loss: dict[Variant, Annotated[float, Field(ge=0)]]  # accuracy points lost, or relative growth of the RMSE
+    batch_seconds: Annotated[float, Field(gt=0)]  # that fp32 may answer for in each small batch size
     timing_rounds: Positive  # latency is the median of this many calls
 
 

@@ -8,7 +8,7 @@ from slipway.command import run_stage
 from slipway.contract import is_classification
 from slipway.data.packed import open_split, read_manifest
 from slipway.errors import SchemaError
-from slipway.metrics import Resampling, measure
+from slipway.metrics import Resampling, measure, why_absent
 from slipway.params import Params
 from slipway.reports.calibration import Worth, uncalibrated
 from slipway.reports.console import interval, number, text_table
@@ -44,8 +44,8 @@ def run(params: Params) -> None:
     answers = fitted.apply(network, raw)
     outputs = answers.outputs
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
-    metrics = measure(manifest.task, test.targets, outputs, resampling)
-    without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling)
+    metrics = measure(manifest.task, test.targets, outputs, resampling, top_k=wanted.top_k)
+    without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling, wanted.top_k)
     before = uncalibrated(raw.answers) if is_classification(manifest.task) else None
     worth = Worth(fitted.calibration, test.targets, answers, before, resampling)
     evaluation = Evaluation(
@@ -63,7 +63,10 @@ def run(params: Params) -> None:
     first = [(name, metrics[name]) for name in headlines(manifest.task)]
     first += worth.metrics.items()
     first += [(f"{name}_without_leaked", without[name]) for name in headlines(manifest.task) if name in without]
-    print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
+    rows = [[name, number(metric.value), interval(metric), str(metric.rows)] for name, metric in first]
+    print(text_table(["metric", "value", "interval", "rows"], rows, "  "))
+    for name, reason in why_absent(manifest.task, test.targets, len(manifest.classes), wanted.top_k).items():
+        print(f"  no {name}: {reason}")
     print(f"  the worst errors: {PAGE}")
     raise_missed(gates)
 

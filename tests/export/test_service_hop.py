@@ -72,7 +72,7 @@ def run_hop(
     service = ServiceHop(command or [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")], {}, tmp_path / "log")
     judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0)
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
-    return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)
+    return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)[0]
 
 
 def payloads(rows: TestRows) -> Iterator[Payload]:
@@ -93,7 +93,7 @@ def run_table_hop(tmp_path: Path, params: Params, alone: NDArray[np.float32], to
     judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0)
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
     payloads = (Payload(position, judge.rows.ids[position], content, "application/json") for position, content in enumerate(ROWS))
-    return service.run(judge, bundle, [(reference, before)], payloads, params.verify)
+    return service.run(judge, bundle, [(reference, before)], payloads, params.verify)[0]
 
 
 def answers_by_row(answers: NDArray[np.float32]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,10 +81,10 @@ def write_project(task: Task) -> None:
         curve.write_text(f"step\t{curve.stem}\n1\t2.0\n2\t1.0\n3\t0.5\n")
 
 
-def params_with(task: Task, gates: dict[str, dict[str, float | None]]) -> Params:
+def params_with(task: Task, gates: dict[str, dict[str, float | None]], **evaluate: Any) -> Params:
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
     content["data"]["task"] = task
-    content["evaluate"] |= {"gates": gates, "batch_size": 4}
+    content["evaluate"] |= {"gates": gates, "batch_size": 4, **evaluate}
     return parse_params(content)
 
 

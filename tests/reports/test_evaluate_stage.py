@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from slipway.contract import Task
+from slipway.contract import CLASSIFICATION_METRICS, Task
 from slipway.data.packed import write_split
 from slipway.data.rows import PACKED_ROWS, read_table
-from slipway.errors import GateMissedError, IntegrityError, ParamsError, SchemaError, TrainingError
+from slipway.errors import GateMissedError, IntegrityError, MetricError, ParamsError, SchemaError, TrainingError
 from slipway.reports.evaluation import read_metrics
 from slipway.reports.predictions import read_predictions
 from slipway.training.prediction import predict
@@ -174,6 +174,22 @@ def test_every_missed_gate_is_named_with_its_interval_and_rows_after_the_outputs
     assert "recall_macro" not in text
     assert all(path.is_file() for path in OUTPUTS)
     assert "2 of 3 missed" in evaluate.PAGE.read_text()
+
+
+def test_a_metric_that_the_rows_do_not_define_is_told_and_a_gate_on_it_fails(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}, top_k=3))
+    assert "no top_k_accuracy: with 3 classes the best 3 always have the right one" in capsys.readouterr().out
+    assert "top_k_accuracy" not in read_metrics(evaluate.METRICS)
+    with pytest.raises(MetricError, match="asks for top_k_accuracy, which these test rows do not define"):
+        evaluate.run(params_with("image_classification", {"top_k_accuracy": {"min": 0.5, "max": None}}, top_k=3))
+
+
+def test_a_gate_on_the_best_k_classes_is_judged(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {"top_k_accuracy": {"min": 0.1, "max": None}}, top_k=2))
+    assert "no top_k_accuracy" not in capsys.readouterr().out
+    assert set(read_metrics(evaluate.METRICS)) == set(CLASSIFICATION_METRICS)
 
 
 @pytest.mark.parametrize(

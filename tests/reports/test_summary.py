@@ -34,12 +34,16 @@ def hop(name: str, backend: Backend, variant: str, *, flipped: int = 0, actual_p
         requested=requested,
         actual=requested.model_copy(update={"provider": actual_provider}) if ran else None,
         reference=None if backend == "torch" else "torch",
+        allowed=None,
         rows=270,
         max_difference=2.5e-7 if ran else None,
         mean_difference=1e-8 if ran else None,
+        max_score_difference=None,
         flipped=[f"{row:032x}" for row in range(flipped)],
         worst_row=None,
+        batches=[],
         metric=metric(0.9889) if ran else None,
+        metric_changes={},
         latency_ms=0.5 if ran else None,
         rows_per_second=12345.6 if ran else None,
     )
@@ -67,7 +71,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
     )
     write_manifest(folder, manifest)
     certificate = Certificate(
-        format_version=1,
+        format_version=2,
         status="certified",
         metric=names[0],
         bundle_digest=load_bundle(folder).digest,

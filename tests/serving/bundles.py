@@ -183,12 +183,16 @@ def hop(provider: str = "cpu", variant: str = "fp32", status: Literal["agrees", 
         requested=execution,
         actual=None if status == "not_executed" else execution,
         reference="torch",
+        allowed=None,
         rows=10,
         max_difference=0.0,
         mean_difference=0.0,
+        max_score_difference=None,
         flipped=[],
         worst_row=None,
+        batches=[],
         metric=None,
+        metric_changes={},
         latency_ms=0.1,
         rows_per_second=1e4,
     )
@@ -199,7 +203,7 @@ def certify(
 ) -> Path:
     """A certificate for `bundle` at `path`."""
     content: dict[str, Any] = {
-        "format_version": 1, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
+        "format_version": 2, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
         "digests": {}, "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
     }  # fmt: skip
     write_certificate(path, Certificate.model_validate(content))
