@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from slipway import files
 from slipway.bundle import Metric
 from slipway.contract import Task, is_classification
-from slipway.errors import GateMissedError, SchemaError
+from slipway.errors import GateMissedError, MetricError, SchemaError
 from slipway.metrics import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
 from slipway.params import Gate
 from slipway.reports.console import interval, number
@@ -88,13 +88,18 @@ class Evaluation:
 
 
 def measure_without_leaked(
-    task: Task, targets: NDArray[np.float64], outputs: NDArray[np.float32], leaked: NDArray[np.bool_], resampling: Resampling
+    task: Task,
+    targets: NDArray[np.float64],
+    outputs: NDArray[np.float32],
+    leaked: NDArray[np.bool_],
+    resampling: Resampling,
+    top_k: int | None = None,
 ) -> dict[str, Metric]:
     """Every metric over the rows that are not `leaked` (N,); empty where none is, or where too few others are left to measure."""
     honest = ~leaked
     if honest.all() or honest.sum() < _FEWEST_ROWS:
         return {}
-    return measure(task, targets[honest], outputs[honest], resampling)
+    return measure(task, targets[honest], outputs[honest], resampling, top_k=top_k)
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,16 @@ class GateResult:
 
 
 def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[GateResult]:
-    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric."""
+    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric.
+
+    MetricError where the test rows do not define a metric that is asked for: such a gate is neither reached nor missed.
+    """
+    undefined = [name for name in gates if name not in metrics]
+    if undefined:
+        raise MetricError(
+            f"evaluate.gates asks for {', '.join(undefined)}, which these test rows do not define: docs/params.md#metrics says when. "
+            "Remove the gate, or use other test rows."
+        )
     return [GateResult(name, gate, metrics[name]) for name, gate in gates.items()]
 
 
