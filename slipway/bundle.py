@@ -22,6 +22,7 @@ FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
+Provider = Literal["cpu", "cuda"]  # of ONNX Runtime
 
 
 class OutputContract(Contract):
@@ -110,7 +111,7 @@ class Bundle(Contract):
     max_batch_size: int
     models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
-    choice: dict[Literal["cpu", "cuda"], Choice]  # what `auto` serves, for each provider that was there at export
+    choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
     metrics: dict[str, Metric]  # on the test split, of the trained network
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it

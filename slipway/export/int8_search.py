@@ -5,6 +5,7 @@ most stay in fp32: one, two, four, and so on. Ranges and the order of the layers
 is measured on validation rows. Where nothing is within the budget, the attempt that loses least is taken, and the loss is told.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.export.quantization import CALIBRATORS, Calibrator, StaticQuantizer, largest_batch
-from slipway.reports.leaderboard_page import Attempt
+from slipway.reports.leaderboard_page import Attempt, loss_of
 from slipway.runtime import open_onnx
 
 Loss = Callable[[bytes], float]
 LIMIT_S = 60.0
+_ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 _SENSITIVITY_ROWS = 64
 _MOST_IN_FP32 = 0.5  # of the layers; beyond it little is left to gain
 
@@ -27,7 +29,7 @@ def search(
 ) -> tuple[bytes, list[Attempt]]:
     """The first graph whose `loss` is at most `budget`, else the one that loses least, and every attempt with its loss.
 
-    No attempt begins after `limit_s` seconds.
+    No attempt but the first begins after `limit_s` seconds.
     """
     deadline = time.monotonic() + limit_s
     attempts: list[Attempt] = []
@@ -37,16 +39,16 @@ def search(
         nonlocal best
         graph = quantizer.graph(calibrator, in_fp32)
         lost = loss(graph)
-        attempts.append(Attempt(calibrator=calibrator, in_fp32=in_fp32, metric_loss=lost))
+        attempts.append(Attempt(calibrator=calibrator, in_fp32=in_fp32, metric_loss=lost if math.isfinite(lost) else None))
         if best is None or lost < best[0]:
             best = lost, graph
-        return lost <= budget
+        return lost <= budget + _ROUNDING
 
     for calibrator in CALIBRATORS:
-        if time.monotonic() < deadline and is_enough(calibrator, []):
+        if (not attempts or time.monotonic() < deadline) and is_enough(calibrator, []):
             break
     else:
-        chosen: Calibrator = min(attempts, key=lambda attempt: attempt.metric_loss).calibrator
+        chosen = min(attempts, key=loss_of).calibrator
         order = most_sensitive_first(quantizer, chosen, fp32, rows, deadline)
         for number in _doubling(int(_MOST_IN_FP32 * len(order))):
             if time.monotonic() > deadline or is_enough(chosen, order[:number]):

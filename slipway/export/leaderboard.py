@@ -74,7 +74,7 @@ def make_leaderboard(
         runners = {variant: _open(root, variant, model, provider) for variant, model in measured.items()}
         meant_for = {variant: provider in model.meant_for for variant, model in measured.items()}
         found = measure_provider(provider, runners, contest, effort)
-        found = {variant: _with_file(line, root, measured[variant], effort) for variant, line in found.items()}
+        found = {variant: _with_file(line, root, measured[variant], contest, effort) for variant, line in found.items()}
         figures = {variant: line.figures for variant, line in found.items()}
         choices[provider] = choose(figures, meant_for, goal, contest.task, provider, hardware)
         judged = choices[provider].figures
@@ -96,67 +96,60 @@ def measure_provider(provider: str, runners: Mapping[str, Runner], contest: Cont
     inputs = contest.validation.inputs
     answers = {variant: run_in_batches(runner, inputs, _BATCH_SIZE) for variant, runner in runners.items()}
     reference = answers["fp32"]
-    differences = {variant: refuse_broken(variant, found, reference, contest.output) for variant, found in answers.items()}
+    for variant, found in answers.items():
+        refuse_broken(variant, found, reference, contest.output)
     timings = measure_in_turns(runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence)
     return {
-        variant: _line(provider, variant, found, reference, differences[variant], _batch_dependence(runners[variant], found, contest), timings, contest)
+        variant: Line(
+            variant=variant,
+            provider=provider,
+            is_meant_for=True,
+            flipped=[contest.validation.ids[row] for row in _flipped(found, reference)],
+            rows_per_second=timings.rows_per_second(variant),
+            figures=_figures(variant, found, reference, runners[variant], timings, contest),
+        )
         for variant, found in answers.items()
     }
 
 
-def metric_loss(task: Task, targets: NDArray[np.float64], before: NDArray[np.float32], after: NDArray[np.float32], resampling: Resampling) -> Metric:
+def metric_loss(
+    task: Task, targets: NDArray[np.float64], before: NDArray[np.float32], after: NDArray[np.float32], resampling: Resampling
+) -> Metric:
     """What `after` loses against `before` on the same rows, with its paired interval: accuracy points, or relative growth of the RMSE."""
     found = paired_difference(task, headline(task), targets, before, after, resampling)
-    # An accuracy loses downwards, an error upwards.
-    low, high, scale = (-found.high, -found.low, -1.0) if is_classification(task) else (found.low, found.high, 1 / max(found.before, 1e-12))
-    scale_of_bounds = abs(scale)
-    return Metric(
-        value=found.difference * scale + 0.0,
-        low=low * scale_of_bounds + 0.0,
-        high=high * scale_of_bounds + 0.0,
-        confidence=found.confidence,
-        rows=found.rows,
-    )
+    if is_classification(task):  # a loss is downwards
+        value, low, high = -found.difference, -found.high, -found.low
+    else:
+        value, low, high = (bound / max(found.before, 1e-12) for bound in (found.difference, found.low, found.high))
+    return Metric(value=value + 0.0, low=low + 0.0, high=high + 0.0, confidence=found.confidence, rows=found.rows)  # + 0.0: no -0.0
 
 
-def _line(
-    provider: str,
-    variant: str,
-    found: NDArray[np.float32],
-    reference: NDArray[np.float32],
-    max_difference: float,
-    batch_dependence: float,
-    timings: Timings,
-    contest: Contest,
-) -> Line:
-    task, targets, confidence = contest.task, contest.validation.targets, contest.resampling.confidence
-    flipped = np.flatnonzero(found.argmax(axis=1) != reference.argmax(axis=1))  # one column never flips
-    speeds, best = timings.rows_per_second(variant), timings.best_batch_size(variant)
-    figures = Figures(
-        metric=measure(task, targets, found, contest.resampling)[headline(task)],
-        metric_loss=metric_loss(task, targets, reference, found, contest.resampling),
-        max_difference=max_difference,
-        num_flipped=len(flipped),
-        batch_dependence=batch_dependence,
+def _figures(
+    variant: str, found: NDArray[np.float32], reference: NDArray[np.float32], runner: Runner, timings: Timings, contest: Contest
+) -> Figures:
+    task, targets, resampling = contest.task, contest.validation.targets, contest.resampling
+    name, best = headline(task), timings.best_batch_size(variant)
+    return Figures(
+        metric=measure(task, targets, found, resampling, names=[name])[name],
+        metric_loss=metric_loss(task, targets, reference, found, resampling),
+        max_difference=float(np.abs(found - reference).max()),
+        num_flipped=len(_flipped(found, reference)),
+        batch_dependence=_batch_dependence(runner, found, contest),
         p50_ms=timings.p50_ms(variant),
         p99_ms=timings.p99_ms(variant),
-        rows_per_second=speeds[best],
+        rows_per_second=timings.rows_per_second(variant)[best],
         batch_size=best,
-        latency=timings.latency(variant, "fp32", confidence),
-        throughput=timings.throughput(variant, "fp32", confidence),
+        latency=timings.latency(variant, "fp32", resampling.confidence),
+        throughput=timings.throughput(variant, "fp32", resampling.confidence),
         bytes=0,
         memory_bytes=None,
         verdict="",
     )
-    ids = contest.validation.ids
-    return Line(
-        variant=variant,
-        provider=provider,
-        is_meant_for=True,
-        flipped=[ids[row] for row in flipped],
-        rows_per_second=speeds,
-        figures=figures,
-    )
+
+
+def _flipped(found: NDArray[np.float32], reference: NDArray[np.float32]) -> NDArray[np.intp]:
+    """The rows whose label changed; one column never flips."""
+    return np.flatnonzero(found.argmax(axis=1) != reference.argmax(axis=1))
 
 
 def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Contest) -> float:
@@ -164,9 +157,12 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
     return float(np.abs(run_in_batches(runner, some, 1) - found[: len(some)]).max())
 
 
-def _with_file(line: Line, root: Path, model: ModelFile, effort: Effort) -> Line:
-    """Memory is the process's, so it is told for the CPU alone."""
-    memory = session_peak_bytes(root / model.file, batch) if effort.memory and line.provider == "cpu" else None
+def _with_file(line: Line, root: Path, model: ModelFile, contest: Contest, effort: Effort) -> Line:
+    """Size, and memory with the largest batch that was timed: the process's, so it is told for the CPU alone."""
+    memory = None
+    if effort.memory and line.provider == "cpu":
+        inputs = contest.validation.inputs
+        memory = session_peak_bytes(root / model.file, inputs[np.arange(max(line.rows_per_second)) % len(inputs)])
     return line.model_copy(update={"figures": line.figures.model_copy(update={"bytes": model.bytes, "memory_bytes": memory})})
 
 

@@ -3,7 +3,9 @@
 Accuracy and size are of the graph, speed and memory of the machine that exported it: on another one they are others.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from slipway.bundle import Choice, Figures, Ratio
 from slipway.contract import Contract, Task, is_classification
@@ -16,9 +18,9 @@ _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA"}
 class Attempt(Contract):
     """One way of quantising that was tried for a static int8 graph."""
 
-    calibrator: str
+    calibrator: Literal["minmax", "percentile", "entropy"]
     in_fp32: list[str]  # layers that were not quantised
-    metric_loss: float  # on validation rows
+    metric_loss: float | None  # on validation rows; null for answers that are no numbers
 
 
 class Line(Contract):
@@ -43,6 +45,11 @@ class Leaderboard(Contract):
     absent: dict[str, str]  # providers that are not there, each with the reason
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     attempts: dict[str, list[Attempt]]  # by variant, where more than one was needed
+
+
+def loss_of(attempt: Attempt) -> float:
+    """Infinite for answers that are no numbers."""
+    return math.inf if attempt.metric_loss is None else attempt.metric_loss
 
 
 def leaderboard_text(board: Leaderboard) -> str:
@@ -120,7 +127,7 @@ def _not_there(board: Leaderboard) -> Html:
 
 def _attempts(attempts: Mapping[str, Sequence[Attempt]]) -> Html:
     rows = [
-        [variant, attempt.calibrator, ", ".join(attempt.in_fp32) or "none", number(attempt.metric_loss)]
+        [variant, attempt.calibrator, ", ".join(attempt.in_fp32) or "none", number(loss_of(attempt))]
         for variant, tried in attempts.items()
         for attempt in tried
     ]
@@ -149,9 +156,9 @@ def _cells(line: Line, task: Task) -> list[str]:
 
 
 def _told(attempts: Sequence[Attempt]) -> str:
-    best = min(attempts, key=lambda attempt: attempt.metric_loss)
+    best = min(attempts, key=loss_of)
     kept = f" and {', '.join(best.in_fp32)} in fp32" if best.in_fp32 else ""
-    return f"{len(attempts)} ways of quantising were tried; with {best.calibrator} ranges{kept} it loses least, {number(best.metric_loss)}"
+    return f"{len(attempts)} ways of quantising were tried; with {best.calibrator} ranges{kept} it loses least, {number(loss_of(best))}"
 
 
 def loss_text(loss: float, task: Task) -> str:

@@ -19,7 +19,8 @@ from slipway.params import Params
 from slipway.passport import Profile
 from slipway.preprocess import ImageContract
 from slipway.training.networks import NetworkSpec, build_network
-from tests.export.conftest import Project
+from tests.export.conftest import QUICK, RESAMPLING, Project
+from tests.packed_rows import packed_split
 from tests.packed_tables import write_packed_table
 
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed")
@@ -40,7 +41,9 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
     trained = Trained(build_network(spec).eval(), spec.task, contract, spec.classes, "0" * 64, {})
     folder = tmp_path_factory.mktemp("resnet18")
-    write_bundle(folder, trained, ExportRows(pictures, pictures), export_params.export, trace_lineage({}, []))
+    ids = [f"{row:016x}" for row in range(len(pictures))]
+    rows = ExportRows(pictures, packed_split(pictures, np.arange(len(pictures)) % 3, ids, ids))
+    write_bundle(folder, trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
     return load_bundle(folder)
 
 
@@ -56,9 +59,10 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
     )  # fmt: skip
     torch.manual_seed(0)
     trained = Trained(build_network(spec).eval(), spec.task, spec.input, spec.classes, "0" * 64, {})
-    rows = ExportRows(*(open_split(root / "packed", manifest, split).inputs[:] for split in ("train", "val")))
+    train, val = (open_split(root / "packed", manifest, split) for split in ("train", "val"))
     (root / "bundle").mkdir()
-    write_bundle(root / "bundle", trained, rows, export_params.export, trace_lineage({}, []))
+    rows = ExportRows(train.inputs[:], val)
+    write_bundle(root / "bundle", trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
     return load_bundle(root / "bundle")
 
 
