@@ -131,6 +131,8 @@ def test_a_broken_regressor_is_refused() -> None:
 def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier: Project) -> None:
     bundle, images = classifier.bundle(), classifier.split("test").inputs
     assert {*bundle.manifest.models, *bundle.manifest.left_out} == set(PRECISION)
+    assert list(bundle.manifest.left_out) == ["int8_dynamic"], "a convolutional network"
+    assert set(bundle.manifest.choice["cpu"].figures) == set(bundle.manifest.models)
     targets = classifier.split("test").targets
     for variant in bundle.manifest.models:
         graph = bundle.model_bytes(variant)
