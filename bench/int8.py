@@ -38,7 +38,16 @@ RESULT = Path("bench/results/int8.md")
 NUM_TRAIN, NUM_VALIDATION, NUM_CALIBRATION = 20_000, 5_000, 512
 EPOCHS, BATCH_SIZE = 8, 128
 LARGEST_BATCH, LIMIT_S = 32, 90.0
-COLUMNS = ("Input", "Batch", "fp32, rows/s", "int8, rows/s", "int8 / fp32", "One row, fp32, ms", "One row, int8, ms", "int8 / fp32, one row")
+COLUMNS = (
+    "Input",
+    "Batch",
+    "fp32, rows/s",
+    "int8, rows/s",
+    "int8 / fp32",
+    "One row, fp32, ms",
+    "One row, int8, ms",
+    "int8 / fp32, one row",
+)
 
 
 def read_rows(name: str, num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[str]]:
@@ -61,9 +70,7 @@ def contract(size_px: int) -> ImageContract:
 def specification(size_px: int, classes: list[str]) -> NetworkSpec:
     """timm's resnet18 for CIFAR-10's classes."""
     facts: dict[str, Any] = {"mean": [0.49, 0.48, 0.45], "std": [0.25, 0.24, 0.26], "target_scale": None}
-    return NetworkSpec(
-        task="image_classification", name="timm/resnet18", arguments={}, classes=classes, input=contract(size_px), **facts
-    )
+    return NetworkSpec(task="image_classification", name="timm/resnet18", arguments={}, classes=classes, input=contract(size_px), **facts)
 
 
 def train(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: list[str]) -> Network:
@@ -146,8 +153,8 @@ def main() -> None:
         f"{len(attempts)}. {size(len(fp32))} become {size(len(int8))}."
     )
     note = (
-        f"timm's resnet18, {EPOCHS} epochs on {NUM_TRAIN:,} images of 32 px; at 224 px the same weights. Medians of 11 rounds in which both "
-        "take turns, with 95 % bounds."
+        f"timm's resnet18, {EPOCHS} epochs on {NUM_TRAIN:,} images of 32 px; at 224 px the same weights. Medians of 11 rounds in which "
+        "both take turns, with 95 % bounds."
     )
     text = "\n".join([f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}", *lines])
     versions = conditions("torch", "timm", "onnxruntime-gpu", "onnx")

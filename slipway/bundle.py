@@ -121,7 +121,7 @@ class Bundle(Contract):
         for provider, choice in self.choice.items():
             unknown = sorted({choice.variant, *choice.figures} - set(self.models))
             if unknown:
-                raise ValueError(f"choice.{provider} names {', '.join(unknown)}, models has {', '.join(self.models)}")
+                raise ValueError(f"choice.{provider} names {', '.join(unknown)}, models has {', '.join(sorted(self.models))}")
         return self
 
 

@@ -57,9 +57,7 @@ def search(
     return best[1], attempts
 
 
-def most_sensitive_first(
-    quantizer: StaticQuantizer, calibrator: Calibrator, fp32: bytes, rows: NDArray[Any], deadline: float
-) -> list[str]:
+def most_sensitive_first(quantizer: StaticQuantizer, calibrator: Calibrator, fp32: bytes, rows: NDArray[Any], deadline: float) -> list[str]:
     """The layers by how far the answers move, as a mean square, where that layer alone is quantised; those that time left out last."""
     some = np.ascontiguousarray(rows[:_SENSITIVITY_ROWS])
     reference = _answers(fp32, some)

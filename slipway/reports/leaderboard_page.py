@@ -84,7 +84,9 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
     speed = table(speed_columns, [_speed_cells(line) for line in lines], numeric=speed_columns[1:])
     verdicts = table(["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines])
     return [
-        Section(f"Chosen on the {name}: {choice.variant}", join([tiles(_boxes(choice, board.task)), paragraph(choice.reason, "note"), verdicts])),
+        Section(
+            f"Chosen on the {name}: {choice.variant}", join([tiles(_boxes(choice, board.task)), paragraph(choice.reason, "note"), verdicts])
+        ),
         Section(f"Answers on the {name}", answers),
         Section(f"Speed on the {name}", join([speed, paragraph("Rows in a second, by batch size", "note"), _by_batch_size(lines)])),
     ]
@@ -104,7 +106,15 @@ def _answer_cells(line: Line, task: Task) -> list[str]:
     figures = line.figures
     loss = figures.metric_loss
     bounds = f"{loss_text(loss.value, task)} ({loss_text(loss.low, task)} to {loss_text(loss.high, task)})"
-    return [line.variant, number(figures.metric.value), interval(figures.metric), bounds, _flipped(line, task), size(figures.bytes), _memory(figures)]
+    return [
+        line.variant,
+        number(figures.metric.value),
+        interval(figures.metric),
+        bounds,
+        _flipped(line, task),
+        size(figures.bytes),
+        _memory(figures),
+    ]
 
 
 def _speed_cells(line: Line) -> list[str]:
@@ -144,14 +154,16 @@ def _notes(board: Leaderboard) -> Html:
         "Memory is what loading the graph and one batch add to a fresh process at most.",
     ]
     hardware = next(iter(board.choice.values())).hardware
-    return join([*(paragraph(note, "soft") for note in notes), paragraph(", ".join(f"{key}: {value}" for key, value in hardware.items()), "note")])
+    return join(
+        [*(paragraph(note, "soft") for note in notes), paragraph(", ".join(f"{key}: {value}" for key, value in hardware.items()), "note")]
+    )
 
 
 def _cells(line: Line, task: Task) -> list[str]:
-    figures = line.figures
+    found = line.figures
     return [
-        line.variant, number(figures.metric.value), loss_text(figures.metric_loss.value, task), _flipped(line, task), f"{figures.p50_ms:.3g}",
-        _p99(figures), _short(figures.rows_per_second), times_text(figures.throughput), size(figures.bytes), _memory(figures), figures.verdict,
+        line.variant, number(found.metric.value), loss_text(found.metric_loss.value, task), _flipped(line, task), f"{found.p50_ms:.3g}",
+        _p99(found), _short(found.rows_per_second), times_text(found.throughput), size(found.bytes), _memory(found), found.verdict,
     ]  # fmt: skip
 
 

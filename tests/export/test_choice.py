@@ -92,6 +92,6 @@ def test_the_reason_of_a_choice_has_the_goal_and_the_figures() -> None:
     goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
     reason = choose({"fp32": FP32, "int8": figures()}, MEANT_FOR, goal, "table_regression", "cpu", {}).reason
     assert reason == (
-        "Asked for: lose at most 0.50 %, then the fastest. int8 loses 0.00 %, answers 2.00 times (1.80 to 2.20) the rows of fp32 in a second "
-        "and one row 1.50 times (1.35 to 1.65) as fast, in 25 B instead of 100 B."
+        "Asked for: lose at most 0.50 %, then the fastest. int8 loses 0.00 %, answers 2.00 times (1.80 to 2.20) the rows of fp32 in a "
+        "second and one row 1.50 times (1.35 to 1.65) as fast, in 25 B instead of 100 B."
     )

@@ -18,11 +18,11 @@ GENERATOR = np.random.default_rng(0)
 ROWS = GENERATOR.normal(size=(80, WIDTH)).astype(np.float32)
 
 
-def mlp(hurt: float = 1.0) -> bytes:
-    """Two layers, Gemm and MatMul; the inner values are `hurt` times as large in one column."""
+def mlp(largest_dead_weight: float = 1.0) -> bytes:
+    """Two layers, Gemm and MatMul; the first never answers in one column, which the second has the largest weights for."""
     inner, outer = (GENERATOR.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 4 for _ in range(2))
-    inner[:, 0] *= hurt
-    outer[0] /= hurt
+    inner[:, 0] = 0
+    outer[0] = largest_dead_weight
     nodes = [
         helper.make_node("Gemm", ["row", "inner", "bias"], ["hidden"], name="first"),
         helper.make_node("Relu", ["hidden"], ["positive"], name="relu"),
@@ -117,7 +117,7 @@ def test_the_first_way_within_the_budget_is_taken(tmp_path: Path) -> None:
 
 
 def test_beyond_the_budget_other_ranges_and_then_the_most_sensitive_layer_are_tried(tmp_path: Path) -> None:
-    fp32 = mlp(hurt=300.0)  # one inner value takes the whole range: what follows sees the others as zero
+    fp32 = mlp(largest_dead_weight=60.0)  # takes the whole range of each column: the others become zero
     quantizer = StaticQuantizer(fp32, ROWS, tmp_path, CPU)
     model, attempts = search(quantizer, fp32, ROWS, lambda model: off(model, fp32), 0.03)
     assert [attempt.calibrator for attempt in attempts[:3]] == ["minmax", "percentile", "entropy"]

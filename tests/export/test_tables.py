@@ -115,7 +115,9 @@ def answers(graph: bytes, rows: NDArray[Any]) -> NDArray[np.float32]:
 def test_the_graph_is_the_network_at_every_batch_size(exported: tuple[Trained, ExportRows, bytes]) -> None:
     trained, rows, graph = exported
     check_graph(graph, trained.input, trained.output)
-    assert prove_parity(trained.network, graph, trained.output, rows.validation.inputs, batch_sizes=[1, 2, 7, 64], max_difference=1e-5) < 1e-5
+    assert (
+        prove_parity(trained.network, graph, trained.output, rows.validation.inputs, batch_sizes=[1, 2, 7, 64], max_difference=1e-5) < 1e-5
+    )
     with pytest.raises(ParityError, match="batch of 65"):  # beyond what it was exported for
         prove_parity(_doubled(trained.network), graph, trained.output, rows.validation.inputs, batch_sizes=[65], max_difference=0.0)
 

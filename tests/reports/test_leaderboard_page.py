@@ -20,8 +20,14 @@ def figures(loss: float, throughput: float, verdict: str, p99_ms: float | None =
 
 @pytest.fixture
 def board() -> Leaderboard:
-    found = {"fp32": figures(0.0, 1.0, "the reference"), "int8": figures(0.004, 2.5, "chosen"), "fp16": figures(0.0, 0.4, "not meant for <cpu>", None)}
-    choice = Choice(variant="int8", max_metric_loss=0.005, prefer="fastest", reason="It is <fast>.", figures=found, hardware={"cpu": "A & B"})
+    found = {
+        "fp32": figures(0.0, 1.0, "the reference"),
+        "int8": figures(0.004, 2.5, "chosen"),
+        "fp16": figures(0.0, 0.4, "not meant for <cpu>", None),
+    }
+    choice = Choice(
+        variant="int8", max_metric_loss=0.005, prefer="fastest", reason="It is <fast>.", figures=found, hardware={"cpu": "A & B"}
+    )
     lines = [
         Line(variant=name, provider="cpu", is_meant_for=name != "fp16", flipped=["a"], rows_per_second={1: 900.0, 64: 4321.0}, figures=line)
         for name, line in found.items()
@@ -38,7 +44,15 @@ def board() -> Leaderboard:
 
 def test_the_page_shows_every_variant_with_its_verdict_and_stands_alone(board: Leaderboard) -> None:
     page = leaderboard_page(board)
-    for text in ("Chosen on the CPU: int8", "not meant for &lt;cpu&gt;", "It is &lt;fast&gt;.", "A &amp; B", "no driver", "it reaches 4 %", "conv_1"):
+    for text in (
+        "Chosen on the CPU: int8",
+        "not meant for &lt;cpu&gt;",
+        "It is &lt;fast&gt;.",
+        "A &amp; B",
+        "no driver",
+        "it reaches 4 %",
+        "conv_1",
+    ):
         assert text in page
     assert "0.40 points (0.20 points to 0.60 points)" in page
     assert not re.search(r"https?://|<script|<link", page)

@@ -197,7 +197,8 @@ def test_an_answer_that_is_not_finite_is_no_answer(certified: Path, make_setting
 def choose(root: Path, variant: str, provider: str = "cpu") -> LoadedBundle:
     """The bundle with fp32, fp16 and int8, and `variant` chosen for a provider."""
     content = {
-        "variant": variant, "max_metric_loss": 0.005, "prefer": "fastest", "reason": "It is 2 times as fast.", "figures": {}, "hardware": {},
+        "variant": variant, "max_metric_loss": 0.005, "prefer": "fastest", "reason": "It is 2 times as fast.", "figures": {},
+        "hardware": {},
     }  # fmt: skip
     models = bundle_with_variants(root).manifest.models
     return write_bundle(root, models=models, choice={provider: Choice.model_validate(content)}, left_out={"int8_dynamic": "no products"})
@@ -237,7 +238,7 @@ def test_a_choice_holds_for_its_own_provider_alone(certified: Path, make_setting
 def test_a_choice_survives_reading_and_one_of_an_unknown_variant_is_refused(tmp_path: Path) -> None:
     choice = choose(tmp_path, "int8").manifest.choice["cpu"]
     assert (choice.variant, choice.reason) == ("int8", "It is 2 times as fast.")
-    with pytest.raises(BundleError, match=r"choice\.cpu names int4, models has fp32, fp16, int8"):
+    with pytest.raises(BundleError, match=r"choice\.cpu names int4, models has fp16, fp32, int8"):
         choose(tmp_path, "int4")
 
 
