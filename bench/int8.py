@@ -82,7 +82,9 @@ def train(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: list[st
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=num_steps)
     pixels, targets = torch.from_numpy(images), torch.from_numpy(labels)
     for epoch in range(EPOCHS):
-        for batch in torch.randperm(len(images))[: len(images) // BATCH_SIZE * BATCH_SIZE].split(BATCH_SIZE):
+        order = torch.randperm(len(images))
+        for step in range(len(images) // BATCH_SIZE):
+            batch = order[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
             chosen = pixels[batch].flip(2) if torch.rand(()) < 0.5 else pixels[batch]
             loss = functional.cross_entropy(network(chosen), targets[batch], label_smoothing=0.05)
             optimizer.zero_grad()

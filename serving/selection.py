@@ -40,7 +40,7 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
     UnavailableError with all reasons if there is none; IntegrityError or BundleError if a file is not the certified one.
     """
     passed_over: list[str] = []
-    requested = {"provider": settings.provider, "variant": settings.variant}
+    requested: dict[str, str] = {"provider": settings.provider, "variant": settings.variant}
     for provider, variant in _candidates(settings, bundle.manifest):
         try:
             runner = _open(settings, bundle, certificate, provider, variant)

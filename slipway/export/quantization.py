@@ -153,7 +153,7 @@ def _stacked_layers(graph: onnx.GraphProto) -> list[str]:
 
 def _scale_each_row(graph: onnx.GraphProto) -> None:
     """In place of each DynamicQuantizeLinear, whose scale is of the whole batch: one scale for each row of numbers, zero point 128."""
-    constants = {
+    constants: dict[str, NDArray[Any]] = {
         "row_axis": np.array([-1], np.int64),
         "row_steps": np.array(_LARGEST_UINT8_STEP, np.float32),
         "row_smallest": np.array(1e-20, np.float32),  # a row of zeros has a scale, too

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from slipway.export.int8_search import search
 from slipway.export.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, why_not_dynamic
+from slipway.reports.leaderboard_page import loss_of
 from slipway.runtime import open_onnx
 
 WIDTH = 16
@@ -28,7 +29,7 @@ def mlp(largest_dead_weight: float = 1.0) -> bytes:
         helper.make_node("Relu", ["hidden"], ["positive"], name="relu"),
         helper.make_node("MatMul", ["positive", "outer"], ["value"], name="second"),
     ]
-    weights = {"inner": inner, "outer": outer, "bias": np.zeros(WIDTH, np.float32)}
+    weights: dict[str, NDArray[np.float32]] = {"inner": inner, "outer": outer, "bias": np.zeros(WIDTH, np.float32)}
     return graph(nodes, weights, ["N", WIDTH])
 
 
@@ -122,7 +123,7 @@ def test_beyond_the_budget_other_ranges_and_then_the_most_sensitive_layer_are_tr
     model, attempts = search(quantizer, fp32, ROWS, lambda model: off(model, fp32), 0.03)
     assert [attempt.calibrator for attempt in attempts[:3]] == ["minmax", "percentile", "entropy"]
     assert attempts[3].in_fp32 == ["second"]
-    assert off(model, fp32) == attempts[3].metric_loss <= 0.03 < min(attempt.metric_loss or 0 for attempt in attempts[:3])
+    assert off(model, fp32) == loss_of(attempts[3]) <= 0.03 < min(loss_of(attempt) for attempt in attempts[:3])
 
 
 def test_without_time_one_way_is_tried_and_taken_whatever_it_loses(tmp_path: Path) -> None:
