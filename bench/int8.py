@@ -32,6 +32,7 @@ from slipway.reports.console import size
 from slipway.reports.leaderboard_page import times_text
 from slipway.runtime import open_onnx
 from slipway.training.networks import Network, NetworkSpec, build_network
+from tests.calibrations import calibrated
 
 DATA = Path("../shared/data/cifar10")
 RESULT = Path("bench/results/int8.md")
@@ -111,15 +112,16 @@ def speed_line(size_px: int, timings: Timings) -> str:
 
 def answers(graph: bytes, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """(rows, classes) probabilities."""
-    return run_in_batches(open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0), rows, 64)
+    return run_in_batches(open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0), rows, 64).outputs
 
 
-def exported(network: Network, size_px: int, classes: list[str]) -> bytes:
-    """The fp32 graph for images of another size, with the same weights."""
+def exported(network: Network, rows: NDArray[np.uint8], classes: list[str]) -> bytes:
+    """The fp32 graph for images of the size of `rows`, with the same weights."""
+    size_px = rows.shape[1]
     grown = build_network(specification(size_px, classes)).eval()
     grown.load_state_dict(network.state_dict())
     output = OutputContract(kind="probabilities", labels=classes)
-    return export_graph(grown, contract(size_px), output, opset=18, max_batch_size=256)
+    return export_graph(calibrated(grown, rows[:64]), contract(size_px), output, opset=18, max_batch_size=256)
 
 
 def timed(fp32: bytes, int8: bytes, rows: NDArray[np.uint8]) -> Timings:
@@ -134,7 +136,7 @@ def main() -> None:
     images, labels, classes = read_rows("train.parquet", NUM_TRAIN)
     validation, indices, _ = read_rows("test.parquet", NUM_VALIDATION)
     network, budget = train(images, labels, classes), load_params().export.goal.max_metric_loss
-    fp32, targets, resampling = exported(network, 32, classes), indices.astype(np.float64), Resampling(7, 1000, 0.95)
+    fp32, targets, resampling = exported(network, images, classes), indices.astype(np.float64), Resampling(7, 1000, 0.95)
     reference = answers(fp32, validation)
 
     def loss(graph: bytes) -> Metric:
@@ -144,7 +146,8 @@ def main() -> None:
         rows = images[:NUM_CALIBRATION]
         int8, attempts = search(StaticQuantizer(fp32, rows, Path(scratch), CPU), fp32, rows, lambda graph: loss(graph).value, budget)
     lines = [speed_line(32, timed(fp32, int8, images[:64]))]
-    large, enlarged_rows = exported(network, 224, classes), enlarged(images[:64], 224)
+    enlarged_rows = enlarged(images[:64], 224)
+    large = exported(network, enlarged_rows, classes)
     with tempfile.TemporaryDirectory() as scratch:
         lines.append(speed_line(224, timed(large, StaticQuantizer(large, enlarged_rows, Path(scratch), CPU).graph(), enlarged_rows)))
 

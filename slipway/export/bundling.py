@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from slipway import files
 from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.calibration import Answers, Calibration
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
@@ -29,6 +29,7 @@ from slipway.metrics import Resampling
 from slipway.params import ExportParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
 from slipway.runtime import open_onnx
+from slipway.training.calibrated import CalibratedNetwork
 
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
@@ -36,13 +37,14 @@ _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
 
 @dataclass(frozen=True)
 class Trained:
-    """A network and what its bundle says of it. The network maps (rows, ...) of `input` to logits or values."""
+    """A network and what its bundle says of it. The network maps (rows, ...) of `input` to answers and outlier scores."""
 
-    network: nn.Module
+    network: CalibratedNetwork
     task: Task
     input: InputContract
     labels: list[str]
     weights_sha256: str
+    calibration: Calibration
     metrics: dict[str, Metric]
 
     @property
@@ -102,15 +104,15 @@ class _Loss:
 
     def __call__(self, graph: bytes) -> float:
         found = self._answers(graph)
-        if not np.isfinite(found).all():
+        if not all(np.isfinite(numbers).all() for numbers in found):
             return math.inf
-        return metric_loss(self._trained.task, self._validation.targets, self._reference, found, self._resampling).value
+        return metric_loss(self._trained.task, self._validation.targets, self._reference, found.outputs, self._resampling).value
 
     @cached_property
     def _reference(self) -> NDArray[np.float32]:
-        return self._answers(self._fp32)
+        return self._answers(self._fp32).outputs
 
-    def _answers(self, graph: bytes) -> NDArray[np.float32]:
+    def _answers(self, graph: bytes) -> Answers:
         runner = open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0)
         return run_in_batches(runner, self._validation.inputs, largest_batch(graph))
 
@@ -118,7 +120,7 @@ class _Loss:
 def _export_fp32(trained: Trained, rows: ExportRows, params: ExportParams) -> bytes:
     graph = export_graph(trained.network, trained.input, trained.output, opset=params.opset, max_batch_size=params.max_batch_size)
     sizes = sorted({batch for batch in _PARITY_BATCH_SIZES if batch < params.max_batch_size} | {params.max_batch_size})
-    prove_parity(trained.network, graph, trained.output, rows.validation.inputs, batch_sizes=sizes, max_difference=_PARITY)
+    prove_parity(trained.network, graph, rows.validation.inputs, batch_sizes=sizes, max_difference=_PARITY)
     return graph
 
 
@@ -147,6 +149,7 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         models=models,
         left_out=board.left_out,
         choice=board.choice,
+        calibration=trained.calibration,
         metrics=trained.metrics,
         lineage=lineage,
         versions=package_versions(),

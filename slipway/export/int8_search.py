@@ -72,7 +72,7 @@ def most_sensitive_first(quantizer: StaticQuantizer, calibrator: Calibrator, fp3
 
 def _answers(graph: bytes, rows: NDArray[Any]) -> NDArray[np.float32]:
     runner, size = open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0), largest_batch(graph)
-    return np.concatenate([runner.run(rows[start : start + size]) for start in range(0, len(rows), size)])
+    return np.concatenate([runner.run(rows[start : start + size]).outputs for start in range(0, len(rows), size)])
 
 
 def _doubling(largest: int) -> list[int]:

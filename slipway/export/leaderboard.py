@@ -3,6 +3,7 @@
 The variants of a provider are timed in turns. The test rows are not touched here: they are for `verify` to judge what was chosen.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from slipway.runtime import Runner, open_onnx, why_unavailable
 
 PROVIDERS = ("cpu", "cuda")
 _BATCH_SIZE = 64
-_ROWS_ALONE = 16  # answered one by one as well, to see whether an answer depends on the rows beside it
+_ROWS_ALONE, _ALONE_S = 64, 2.0  # answered one by one as well, to see whether an answer depends on the rows beside it
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,18 @@ def measure_provider(provider: str, runners: Mapping[str, Runner], contest: Cont
     """What each variant answers and how fast it is; file and memory are still to be filled in."""
     inputs = contest.validation.inputs
     answers = {variant: run_in_batches(runner, inputs, _BATCH_SIZE) for variant, runner in runners.items()}
-    reference = answers["fp32"]
     for variant, found in answers.items():
-        refuse_broken(variant, found, reference, contest.output)
+        refuse_broken(variant, found, answers["fp32"], contest.output)
+    reference = answers["fp32"].outputs
     timings = measure_in_turns(runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence)
     return {
         variant: Line(
             variant=variant,
             provider=provider,
             is_meant_for=True,
-            flipped=[contest.validation.ids[row] for row in _flipped(found, reference)],
+            flipped=[contest.validation.ids[row] for row in _flipped(found.outputs, reference)],
             rows_per_second=timings.rows_per_second(variant),
-            figures=_figures(variant, found, reference, runners[variant], timings, contest),
+            figures=_figures(variant, found.outputs, reference, runners[variant], timings, contest),
         )
         for variant, found in answers.items()
     }
@@ -153,8 +154,13 @@ def _flipped(found: NDArray[np.float32], reference: NDArray[np.float32]) -> NDAr
 
 
 def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Contest) -> float:
-    some = contest.validation.inputs[:_ROWS_ALONE]
-    return float(np.abs(run_in_batches(runner, some, 1) - found[: len(some)]).max())
+    largest, deadline = 0.0, time.monotonic() + _ALONE_S
+    for row in range(min(_ROWS_ALONE, len(found))):
+        alone = runner.run(np.ascontiguousarray(contest.validation.inputs[row : row + 1])).outputs
+        largest = max(largest, float(np.abs(alone - found[row]).max()))
+        if time.monotonic() > deadline:
+            break
+    return largest
 
 
 def _with_file(line: Line, root: Path, model: ModelFile, contest: Contest, effort: Effort) -> Line:

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.export.half_precision import LAYERS
+from slipway.export.half_precision import LAYERS, score_branch
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
@@ -52,8 +52,8 @@ class StaticQuantizer:
         self._fp32, self._rows, self._scratch, self._scheme = fp32, rows, scratch, scheme
         self._prepared = prepare(fp32, scratch)
         graph = onnx.load(self._prepared).graph
-        self._stacked = _stacked_layers(graph)
-        self.layers = [node.name for node in graph.node if node.op_type in LAYERS and node.name not in self._stacked]
+        self._excluded = _excluded(graph)
+        self.layers = [node.name for node in graph.node if node.op_type in LAYERS and node.name not in self._excluded]
 
     def graph(self, calibrator: Calibrator = "minmax", in_fp32: Collection[str] = (), only: str | None = None) -> bytes:
         """A scale per weight channel, ranges by `calibrator`; the layers `in_fp32` stay as they are, or all but `only`."""
@@ -76,7 +76,7 @@ class StaticQuantizer:
                 per_channel=True,
                 op_types_to_quantize=LAYERS,
                 nodes_to_quantize=[only] if only else None,
-                nodes_to_exclude=[*self._stacked, *in_fp32],
+                nodes_to_exclude=[*self._excluded, *in_fp32],
                 calibrate_method=methods[calibrator],
                 calibration_cache_path=ranges,
                 extra_options=self._scheme.options | self._reading(calibrator),
@@ -101,7 +101,7 @@ def dynamic_graph(fp32: bytes, scratch: Path) -> bytes:
         op_types_to_quantize=["MatMul", "Gemm"],
         per_channel=True,
         weight_type=QuantType.QInt8,
-        nodes_to_exclude=_stacked_layers(onnx.load(prepared).graph),
+        nodes_to_exclude=_excluded(onnx.load(prepared).graph),
     )
     model = onnx.load(target)
     _scale_each_row(model.graph)
@@ -113,13 +113,13 @@ def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
     """Why a dynamic graph would gain nothing, or None: it reaches matrix products, not convolutions."""
     graph = onnx.load(prepare(fp32, scratch)).graph
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.initializer}
-    stacked = _stacked_layers(graph)
+    excluded, alone = _excluded(graph), score_branch(graph)
     found = {"all": 0, "reached": 0}
     for node in graph.node:
-        if node.op_type in LAYERS:
+        if node.op_type in LAYERS and node.output[0] not in alone:
             weights = sizes.get(node.input[1], 0)
             found["all"] += weights
-            found["reached"] += weights if node.op_type != "Conv" and node.name not in stacked else 0
+            found["reached"] += weights if node.op_type != "Conv" and node.name not in excluded else 0
     share = found["reached"] / found["all"] if found["all"] else 0.0
     if share >= FEWEST_DYNAMIC_WEIGHTS:
         return None
@@ -145,10 +145,16 @@ def largest_batch(graph: bytes) -> int:
     return fixed or _BATCH_SIZE
 
 
-def _stacked_layers(graph: onnx.GraphProto) -> list[str]:
-    """Names of the layers with a matrix for each column or submodel. ONNX Runtime has no scale per channel for these; they are small."""
-    stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
-    return [node.name for node in graph.node if node.op_type == "MatMul" and not stacked.isdisjoint(node.input)]
+def _excluded(graph: onnx.GraphProto) -> list[str]:
+    """Names of the layers with a matrix for each column or submodel, and of what only the outlier score needs.
+
+    ONNX Runtime has no scale per channel for the former, which are small; of the latter a distance from rounded features would be one of
+    the rounding.
+    """
+    stacked, alone = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}, score_branch(graph)
+    return [
+        node.name for node in graph.node if node.output[0] in alone or (node.op_type == "MatMul" and not stacked.isdisjoint(node.input))
+    ]
 
 
 def _scale_each_row(graph: onnx.GraphProto) -> None:

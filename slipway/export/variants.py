@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.bundle import OutputContract, Precision, Target
+from slipway.calibration import Answers
 from slipway.columns import ColumnContract
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
@@ -108,27 +109,30 @@ def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def refuse_broken(variant: str, found: NDArray[np.float32], reference: NDArray[np.float32], output: OutputContract) -> float:
+def refuse_broken(variant: str, answers: Answers, reference: Answers, output: OutputContract) -> float:
     """The largest difference between the answers of a variant and of fp32 to the same rows; ParityError if the variant is broken.
 
     Broken: a number that is not finite, probabilities that do not sum to 1, fewer than half of the
     labels kept, or values further from fp32's than those spread among themselves.
     """
-    if not np.isfinite(found).all():
-        raise ParityError(f"the {variant} graph answers {int((~np.isfinite(found)).sum())} numbers that are not finite. {_advice(variant)}")
-    difference = np.abs(found - reference)
+    found, expected = answers.outputs, reference.outputs
+    num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in answers)
+    if num_wrong:
+        raise ParityError(f"the {variant} graph answers {num_wrong} numbers that are not finite. {_advice(variant)}")
+    difference = np.abs(found - expected)
     if output.kind == "probabilities":
-        kept = float((found.argmax(axis=1) == reference.argmax(axis=1)).mean())
+        kept = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
         if kept < 0.5 or float(np.abs(found.sum(axis=1) - 1).max()) > 0.01:
             raise ParityError(f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. {_advice(variant)}")
-    elif float(np.sqrt((difference**2).mean())) > max(float(reference.std()), 1e-6):
+    elif float(np.sqrt((difference**2).mean())) > max(float(expected.std()), 1e-6):
         raise ParityError(f"the {variant} graph is off by {difference.max():.3g}, more than fp32's answers spread. {_advice(variant)}")
     return float(difference.max())
 
 
-def run_in_batches(runner: Runner, rows: Inputs, batch_size: int) -> NDArray[np.float32]:
+def run_in_batches(runner: Runner, rows: Inputs, batch_size: int) -> Answers:
     """All rows through the runner, in order."""
-    return np.concatenate([runner.run(batch) for batch in _batches(rows, batch_size)])
+    outputs, scores = zip(*(runner.run(batch) for batch in _batches(rows, batch_size)), strict=True)
+    return Answers(np.concatenate(outputs), np.concatenate(scores))
 
 
 def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[str, float]) -> None:

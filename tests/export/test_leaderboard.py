@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.bundle import OutputContract, Ratio
+from slipway.calibration import Answers
 from slipway.certificate import Execution
 from slipway.errors import ParityError
 from slipway.export.choice import choose
@@ -33,14 +34,14 @@ class PlantedRunner:
     def __init__(self, num_wrong: int = 0, delay_s: float = 0.0002, per_neighbour: float = 0.0, delay_per_row_s: float = 0.0) -> None:
         self._num_wrong, self._delay_s, self._per_neighbour, self._delay_per_row_s = num_wrong, delay_s, per_neighbour, delay_per_row_s
 
-    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[Any]) -> Answers:
         time.sleep(self._delay_s + len(batch) * self._delay_per_row_s)
         rows = batch[:, 0].astype(int)
         classes = (rows + (rows < self._num_wrong)) % NUM_CLASSES
         share = 0.7 + self._per_neighbour * (len(batch) - 1)
         answers = np.full((len(batch), NUM_CLASSES), (1 - share) / (NUM_CLASSES - 1), dtype=np.float32)
         answers[np.arange(len(batch)), classes] = share
-        return answers
+        return Answers(answers, np.ones(len(batch), dtype=np.float32))
 
 
 def contest() -> Contest:

@@ -19,6 +19,7 @@ from slipway.params import Params
 from slipway.passport import Profile
 from slipway.preprocess import ImageContract
 from slipway.training.networks import NetworkSpec, build_network
+from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import QUICK, RESAMPLING, Project
 from tests.packed_rows import packed_split
 from tests.packed_tables import write_packed_table
@@ -39,7 +40,7 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     )  # fmt: skip
     torch.manual_seed(0)
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
-    trained = Trained(build_network(spec).eval(), spec.task, contract, spec.classes, "0" * 64, {})
+    trained = Trained(calibrated(build_network(spec), pictures), spec.task, contract, spec.classes, "0" * 64, CALIBRATION, {})
     folder = tmp_path_factory.mktemp("resnet18")
     ids = [f"{row:016x}" for row in range(len(pictures))]
     rows = ExportRows(pictures, packed_split(pictures, np.arange(len(pictures)) % 3, ids, ids))
@@ -58,8 +59,9 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
         target_scale=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    trained = Trained(build_network(spec).eval(), spec.task, spec.input, spec.classes, "0" * 64, {})
     train, val = (open_split(root / "packed", manifest, split) for split in ("train", "val"))
+    network = calibrated(build_network(spec), train.inputs[:])
+    trained = Trained(network, spec.task, spec.input, spec.classes, "0" * 64, CALIBRATION, {})
     (root / "bundle").mkdir()
     rows = ExportRows(train.inputs[:], val)
     write_bundle(root / "bundle", trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
