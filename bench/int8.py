@@ -36,8 +36,8 @@ from tests.calibrations import calibrated
 
 DATA = Path("../shared/data/cifar10")
 RESULT = Path("bench/results/int8.md")
-NUM_TRAIN, NUM_VALIDATION, NUM_CALIBRATION = 20_000, 5_000, 512
-EPOCHS, BATCH_SIZE = 8, 128
+NUM_TRAIN, NUM_VALIDATION, NUM_CALIBRATION = 10_000, 5_000, 512
+EPOCHS, BATCH_SIZE = 4, 64
 LARGEST_BATCH, LIMIT_S = 32, 90.0
 COLUMNS = (
     "Input",

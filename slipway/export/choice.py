@@ -4,7 +4,7 @@ What the measured rounds show to be slower than fp32 is never chosen, and "faste
 answer where nothing else is better. Every variant gets its verdict in words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slipway.bundle import Choice, Figures
 from slipway.contract import Task
@@ -33,7 +33,8 @@ def choose(
     verdicts = {variant: reason or _behind(figures[variant], figures[chosen], chosen, goal) for variant, reason in against.items()}
     verdicts |= {"fp32": "the reference", chosen: "chosen"}
     judged = {variant: found.model_copy(update={"verdict": verdicts[variant]}) for variant, found in figures.items()}
-    reason = _reason(chosen, judged, goal, task)
+    rivals = [variant for variant in judged if variant != "fp32" and meant_for[variant]]
+    reason = _reason(chosen, judged, rivals, goal, task)
     return Choice(
         variant=chosen, max_metric_loss=goal.max_metric_loss, prefer=goal.prefer, reason=reason, figures=judged, hardware=hardware
     )
@@ -62,10 +63,10 @@ def _behind(found: Figures, best: Figures, chosen: str, goal: GoalParams) -> str
     return f"fits, but {chosen} is faster"
 
 
-def _reason(chosen: str, figures: Mapping[str, Figures], goal: GoalParams, task: Task) -> str:
+def _reason(chosen: str, figures: Mapping[str, Figures], rivals: Sequence[str], goal: GoalParams, task: Task) -> str:
     asked = f"Asked for: lose at most {loss_text(goal.max_metric_loss, task)}, then the {goal.prefer}."
     if chosen == "fp32":
-        others = "; ".join(f"{variant}: {found.verdict}" for variant, found in figures.items() if variant != "fp32")
+        others = "; ".join(f"{variant}: {figures[variant].verdict}" for variant in rivals)
         return f"{asked} Nothing else is better" + (f". {others}." if others else ".")
     found = figures[chosen]
     return (

@@ -56,9 +56,16 @@ def leaderboard_text(board: Leaderboard) -> str:
     """What the stage prints: a table for each provider, the reasons, and what was asked for and did not come out."""
     parts = []
     for provider in board.choice:
-        columns = [provider, board.metric, "loss", "flipped", "p50 ms", "p99 ms", "rows/s", "times fp32", "size", "memory", "verdict"]
+        columns = [provider, board.metric, "loss", "flipped", "p50 ms", "p99 ms", "rows/s", "times fp32", "size", "memory"]
         parts.append(text_table(columns, [_cells(line, board.task) for line in board.lines if line.provider == provider]))
-    parts += [f"{provider}: {choice.variant} is chosen. {choice.reason}" for provider, choice in board.choice.items()]
+    for provider, choice in board.choice.items():
+        parts.append(f"{provider}: {choice.variant} is chosen. {choice.reason}")
+        if choice.variant != "fp32":  # else the reason has them
+            parts += [
+                f"  {line.variant}: {line.figures.verdict}"
+                for line in board.lines
+                if line.provider == provider and line.variant not in ("fp32", choice.variant)
+            ]
     parts += [f"{provider}: not measured, {reason}" for provider, reason in board.absent.items()]
     parts += [f"{variant}: left out, {reason}" for variant, reason in board.left_out.items()]
     parts += [f"{variant}: {_told(attempts)}" for variant, attempts in board.attempts.items()]
@@ -80,7 +87,7 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
     name, lines = _PROVIDERS[provider], [line for line in board.lines if line.provider == provider]
     columns = ["variant", board.metric, "interval", "loss against fp32", "flipped rows", "size", "memory"]
     answers = table(columns, [_answer_cells(line, board.task) for line in lines], numeric=[columns[1], *columns[4:]])
-    speed_columns = ["variant", "p50 ms", "p99 ms", "times fp32", "rows/s", "batch", "times fp32's rows/s"]
+    speed_columns = ["variant", "p50 ms", "p99 ms", "as fast as fp32", "rows/s", "batch", "rows/s against fp32"]
     speed = table(speed_columns, [_speed_cells(line) for line in lines], numeric=speed_columns[1:])
     verdicts = table(["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines])
     return [
@@ -95,7 +102,7 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
 def _boxes(choice: Choice, task: Task) -> list[tuple[str, str, str]]:
     figures = choice.figures[choice.variant]
     return [
-        ("rows a second", _short(figures.rows_per_second), f"{times_text(figures.throughput)} of fp32"),
+        ("rows a second", _short(figures.rows_per_second), f"{times_text(figures.throughput)} fp32's"),
         ("one row", f"{figures.p50_ms:.3g} ms", f"{times_text(figures.latency)} as fast"),
         ("loss", loss_text(figures.metric_loss.value, task), f"at most {loss_text(choice.max_metric_loss, task)}"),
         ("file", size(figures.bytes), ""),
@@ -105,7 +112,7 @@ def _boxes(choice: Choice, task: Task) -> list[tuple[str, str, str]]:
 def _answer_cells(line: Line, task: Task) -> list[str]:
     figures = line.figures
     loss = figures.metric_loss
-    bounds = f"{loss_text(loss.value, task)} ({loss_text(loss.low, task)} to {loss_text(loss.high, task)})"
+    bounds = f"{loss_text(loss.value, task)} ({100 * loss.low + 0.0:.2f} to {100 * loss.high + 0.0:.2f})"
     return [
         line.variant,
         number(figures.metric.value),
@@ -126,8 +133,9 @@ def _speed_cells(line: Line) -> list[str]:
 
 
 def _by_batch_size(lines: Sequence[Line]) -> Html:
-    sizes = [str(batch) for batch in lines[0].rows_per_second]
-    return table(["variant", *sizes], [[line.variant, *map(_short, line.rows_per_second.values())] for line in lines], numeric=sizes)
+    sizes = sorted(lines[0].rows_per_second)  # JSON sorts them as text
+    rows = [[line.variant, *(_short(line.rows_per_second[batch]) for batch in sizes)] for line in lines]
+    return table(["variant", *map(str, sizes)], rows, numeric=[str(batch) for batch in sizes])
 
 
 def _not_there(board: Leaderboard) -> Html:
@@ -163,7 +171,7 @@ def _cells(line: Line, task: Task) -> list[str]:
     found = line.figures
     return [
         line.variant, number(found.metric.value), loss_text(found.metric_loss.value, task), _flipped(line, task), f"{found.p50_ms:.3g}",
-        _p99(found), _short(found.rows_per_second), times_text(found.throughput), size(found.bytes), _memory(found), found.verdict,
+        _p99(found), _short(found.rows_per_second), times_text(found.throughput), size(found.bytes), _memory(found),
     ]  # fmt: skip
 
 

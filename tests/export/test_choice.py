@@ -88,6 +88,15 @@ def test_the_budget_itself_may_be_lost() -> None:
     assert verdicts(int8=figures(loss=0.98 - 0.975))[0] == "int8"  # above 0.005 in binary
 
 
+def test_the_reason_of_fp32_is_what_speaks_against_the_others() -> None:
+    goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
+    found = {"fp32": FP32, "fp16": figures(), "int8": figures(throughput=0.5)}
+    assert choose(found, MEANT_FOR, goal, "image_classification", "cpu", {}).reason == (
+        "Asked for: lose at most 0.50 points, then the fastest. Nothing else is better. "
+        "int8: slower than fp32: 0.50 times (0.45 to 0.55) its rows a second."
+    )
+
+
 def test_the_reason_of_a_choice_has_the_goal_and_the_figures() -> None:
     goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
     reason = choose({"fp32": FP32, "int8": figures()}, MEANT_FOR, goal, "table_regression", "cpu", {}).reason

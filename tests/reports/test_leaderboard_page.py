@@ -54,7 +54,7 @@ def test_the_page_shows_every_variant_with_its_verdict_and_stands_alone(board: L
         "conv_1",
     ):
         assert text in page
-    assert "0.40 points (0.20 points to 0.60 points)" in page
+    assert "0.40 points (0.20 to 0.60)" in page
     assert not re.search(r"https?://|<script|<link", page)
 
 
