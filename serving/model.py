@@ -77,9 +77,12 @@ class ServedModel:
             "execution": {
                 "requested": self.selection.requested,
                 "actual": self.selection.actual.model_dump(mode="json"),
+                "why": self.selection.why,
                 "passed_over": self.selection.passed_over,
                 "max_batch_size": self.max_batch_size,
             },
+            "choice": {provider: choice.model_dump(mode="json") for provider, choice in manifest.choice.items()},
+            "left_out": manifest.left_out,
             "certificate": self.certificate.model_dump(mode="json"),
             "lineage": manifest.lineage.model_dump(mode="json"),
             "versions": manifest.versions,

@@ -9,9 +9,9 @@ A format version that is not known, a missing file or a changed byte is refused.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from slipway import files
 from slipway.calibration import Calibration
@@ -24,6 +24,7 @@ MANIFEST = "bundle.json"
 SCORE_NAME = "outlier_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
+Provider = Literal["cpu", "cuda"]  # of ONNX Runtime
 
 
 class OutputContract(Contract):
@@ -56,6 +57,44 @@ class Metric(Contract):
     rows: int
 
 
+class Ratio(Contract):
+    """How many times as fast as fp32, measured in turns with it; above 1 is faster. The bounds are of the median over rounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Figures(Contract):
+    """What a variant was measured to be on one provider: answers on every validation row, speed on the machine that exported."""
+
+    metric: Metric  # accuracy, or RMSE for a numeric target
+    metric_loss: Metric  # against fp32 on the same rows: accuracy points, or relative growth of the RMSE; below 0 is a gain
+    max_difference: float  # from an answer of fp32
+    num_flipped: int  # rows whose label is not fp32's
+    batch_dependence: float  # largest change of an answer with the rows beside it in the batch
+    p50_ms: float  # one row
+    p99_ms: float | None  # null where there were fewer than 100 calls
+    rows_per_second: float  # at `batch_size`, the best one
+    batch_size: int
+    latency: Ratio
+    throughput: Ratio
+    bytes: int  # of the file
+    memory_bytes: int | None  # that loading it and one batch add to a process at most; null where that cannot be told
+    verdict: str  # why it was chosen, or why not
+
+
+class Choice(Contract):
+    """Which variant `auto` serves on a provider, by which goal, and the figures behind it."""
+
+    variant: str
+    max_metric_loss: float
+    prefer: Literal["fastest", "smallest"]
+    reason: str
+    figures: dict[str, Figures]  # by variant, of all that were measured on this provider
+    hardware: dict[str, str]
+
+
 class Lineage(Contract):
     """Where a bundle comes from."""
 
@@ -75,11 +114,21 @@ class Bundle(Contract):
     output: OutputContract
     output_name: str
     max_batch_size: int
-    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_tensorrt"
+    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"
+    left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
+    choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     metrics: dict[str, Metric]  # on the test split, of the trained network
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it
+
+    @model_validator(mode="after")
+    def _choices_are_there(self) -> Self:
+        for provider, choice in self.choice.items():
+            unknown = sorted({choice.variant, *choice.figures} - set(self.models))
+            if unknown:
+                raise ValueError(f"choice.{provider} names {', '.join(unknown)}, models has {', '.join(sorted(self.models))}")
+        return self
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ Operation = Literal[
     "cutmix_alpha",
 ]
 Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
-Variant = Literal["fp32", "fp16", "int8", "int8_tensorrt"]
+Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"]
 
 
 class _Section(BaseModel):
@@ -370,13 +370,21 @@ class EvaluateParams(_Section):
     gates: dict[str, Gate]  # by metric; one that is missed fails the stage
 
 
+class GoalParams(_Section):
+    """What the service's `auto` is to serve, of all variants that fit a provider."""
+
+    max_metric_loss: NotNegative  # on validation rows, against fp32: accuracy points, or relative growth of the RMSE
+    prefer: Literal["fastest", "smallest"]  # among those that lose no more
+
+
 class ExportParams(_Section):
-    """The ONNX graphs that are made."""
+    """The ONNX graphs that are made, and which of them is chosen."""
 
     opset: Annotated[int, Field(ge=18, le=24)]
     max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # largest batch the graphs and the service take
     variants: Annotated[list[Variant], Field(min_length=1)]
     calibration_rows: Positive  # training rows that int8 ranges are measured on
+    goal: GoalParams
 
     @model_validator(mode="after")
     def _fp32_is_there(self) -> Self:

@@ -1,4 +1,4 @@
-"""Trained network to bundle: one ONNX graph per variant in `export.variants`, and `bundle.json`."""
+"""Trained network to bundle: one ONNX graph per variant in `export.variants`, the leaderboard, and `bundle.json`."""
 
 from pathlib import Path
 
@@ -6,8 +6,10 @@ from slipway import files
 from slipway.calibration import read_calibration
 from slipway.command import run_stage
 from slipway.data.packed import open_split, read_manifest
+from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.reports.evaluation import read_metrics
+from slipway.reports.leaderboard_page import leaderboard_page, leaderboard_text
 
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")
@@ -15,11 +17,13 @@ METRICS = Path("metrics/evaluate.json")
 CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 BUNDLE = Path("artifacts/bundle")
+LEADERBOARD = Path("reports/leaderboard.json")
+PAGE = Path("reports/leaderboard.html")
 
 
 def run(params: Params) -> None:
-    """Export, check and bundle."""
-    from slipway.export.bundling import ExportRows, Trained, report_table, write_bundle
+    """Export, check, measure, choose and bundle."""
+    from slipway.export.bundling import ExportRows, Trained, write_bundle
     from slipway.export.lineage import trace_lineage
     from slipway.export.variants import calibration_rows
     from slipway.training.calibrated import calibrated
@@ -39,13 +43,16 @@ def run(params: Params) -> None:
     train = open_split(PACKED, manifest, "train", verify=True)
     rows = ExportRows(
         calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
-        validation=open_split(PACKED, manifest, "val", verify=True).inputs,
+        validation=open_split(PACKED, manifest, "val", verify=True),
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
+    resampling = Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
     with files.new_directory(BUNDLE) as folder:
-        reports = write_bundle(folder, trained, rows, params.export, lineage)
-    print(report_table(reports))
+        board = write_bundle(folder, trained, rows, params.export, resampling, lineage)
+    files.write_json(LEADERBOARD, board.model_dump(mode="json"))
+    files.write_text(PAGE, leaderboard_page(board))
+    print(leaderboard_text(board))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "evaluate": {"gates": {"accuracy": {"min": 0.8, "max": None}}},
     "export": {"max_batch_size": 8, "calibration_rows": 32},
     "compile": {"optimal_batch_size": 8},
-    "verify": {"max_metric_loss": {"fp16": 0.11, "int8": 0.11, "int8_tensorrt": 0.11}, "timing_rounds": 5},
+    "verify": {"max_metric_loss": {"fp16": 0.11, "int8": 0.11, "int8_dynamic": 0.11, "int8_tensorrt": 0.11}, "timing_rounds": 5},
 }
 
 

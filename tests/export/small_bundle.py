@@ -38,6 +38,8 @@ def write_small_bundle(
             "output_name": "probabilities" if labels else "value",
             "max_batch_size": 8,
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
+            "left_out": {},
+            "choice": {},
             "calibration": CALIBRATION,
             "metrics": {},
             "lineage": Lineage(git_revision=None, git_dirty=False, params={}, digests={}),

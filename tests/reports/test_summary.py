@@ -64,6 +64,8 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         output_name="probabilities",
         max_batch_size=8,
         models={"fp16": describe_model(folder / "model_fp16.onnx", "fp16", ["cpu"])},
+        left_out={},
+        choice={},
         calibration=CALIBRATION,
         metrics={},
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),

@@ -164,6 +164,8 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         output_name=graph.graph.output[0].name,
         max_batch_size=16,
         models=models,
+        left_out={},
+        choice={},
         calibration=CALIBRATION,
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
