@@ -18,10 +18,8 @@ from pydantic import ValidationError
 from slipway import files
 from slipway.bundle import Metric
 from slipway.contract import Task, is_classification
-from slipway.errors import GateMissedError, SchemaError
+from slipway.errors import SchemaError
 from slipway.metrics import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
-from slipway.params import Gate
-from slipway.reports.console import interval, number
 
 
 def headlines(task: Task) -> tuple[str, ...]:
@@ -95,49 +93,6 @@ def measure_without_leaked(
     if honest.all() or honest.sum() < _FEWEST_ROWS:
         return {}
     return measure(task, targets[honest], outputs[honest], resampling)
-
-
-@dataclass(frozen=True)
-class GateResult:
-    """One gate, what it asks for and what was measured."""
-
-    name: str
-    required: Gate
-    measured: Metric
-
-    @property
-    def passed(self) -> bool:
-        """Whether the measured value itself is within the bounds, both included; the interval is not judged."""
-        least, most = self.required.min, self.required.max
-        return (least is None or self.measured.value >= least) and (most is None or self.measured.value <= most)
-
-    @property
-    def requirement(self) -> str:
-        """The bounds in words."""
-        bounds = (("at least", self.required.min), ("at most", self.required.max))
-        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
-
-
-def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[GateResult]:
-    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric."""
-    return [GateResult(name, gate, metrics[name]) for name, gate in gates.items()]
-
-
-def raise_missed(results: list[GateResult]) -> None:
-    """GateMissedError that names every missed gate."""
-    missed = [result for result in results if not result.passed]
-    if not missed:
-        return
-    lines = [
-        f"  {gate.name} is {number(gate.measured.value)} ({gate.measured.confidence * 100:g} % interval {interval(gate.measured)}, "
-        f"{gate.measured.rows} rows), required {gate.requirement}"
-        for gate in missed
-    ]
-    raise GateMissedError(
-        f"{len(missed)} of {len(results)} gates in evaluate.gates missed:\n"
-        + "\n".join(lines)
-        + "\nreports/evaluate.html shows where it goes wrong. Train better, or ask for less in params.yaml."
-    )
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
