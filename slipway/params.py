@@ -361,6 +361,7 @@ class EvaluateParams(_Section):
     """How the test split is measured and what is required of it."""
 
     batch_size: Positive
+    top_k: Positive  # of top_k_accuracy; without effect for a numeric target, and where there are no more classes
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
     confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals
     gates: dict[str, Gate]  # by metric; one that is missed fails the stage

@@ -6,7 +6,7 @@ from slipway import files
 from slipway.command import run_stage
 from slipway.data.packed import open_split, read_manifest
 from slipway.errors import SchemaError
-from slipway.metrics import Resampling, measure
+from slipway.metrics import Resampling, measure, why_absent
 from slipway.params import Params
 from slipway.reports.console import interval, number, text_table
 from slipway.reports.evaluation import Evaluation, apply_gates, headlines, measure_without_leaked, raise_missed, write_evaluation
@@ -34,8 +34,8 @@ def run(params: Params) -> None:
     _check_fit(network.spec, manifest.classes)
     outputs = predict(network, test.inputs, wanted.batch_size, device)
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
-    metrics = measure(manifest.task, test.targets, outputs, resampling)
-    without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling)
+    metrics = measure(manifest.task, test.targets, outputs, resampling, top_k=wanted.top_k)
+    without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling, wanted.top_k)
     evaluation = Evaluation(manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics, test.leaked, without)
     gates = apply_gates(wanted.gates, metrics)
     write_predictions(PREDICTIONS, evaluation)
@@ -47,6 +47,8 @@ def run(params: Params) -> None:
     first = [(name, metrics[name]) for name in headlines(manifest.task)]
     first += [(f"{name}_without_leaked", without[name]) for name in headlines(manifest.task) if name in without]
     print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
+    for name, reason in why_absent(manifest.task, test.targets, len(manifest.classes), wanted.top_k).items():
+        print(f"  no {name}: {reason}")
     print(f"  the worst errors: {PAGE}")
     raise_missed(gates)
 

@@ -15,7 +15,7 @@ from slipway.certificate import Execution, Hop
 from slipway.contract import Task, is_classification
 from slipway.data.packed import Inputs, open_split, read_manifest
 from slipway.errors import MetricError, SchemaError
-from slipway.metrics import Resampling, classification_metrics, regression_metrics
+from slipway.metrics import Resampling, measure
 
 
 def headline(task: Task) -> str:
@@ -99,9 +99,9 @@ class Comparison:
         return self._hop(name, before.name, requested, measured, metric, distances, problems)
 
     def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
-        measure = classification_metrics if is_classification(self.rows.task) else regression_metrics
+        name = headline(self.rows.task)
         try:
-            return measure(self.rows.targets, outputs, self._resampling)[headline(self.rows.task)], []
+            return measure(self.rows.task, self.rows.targets, outputs, self._resampling, names=[name])[name], []
         except MetricError as error:
             return None, [str(error).rstrip(".")]
 

@@ -86,13 +86,18 @@ class Evaluation:
 
 
 def measure_without_leaked(
-    task: Task, targets: NDArray[np.float64], outputs: NDArray[np.float32], leaked: NDArray[np.bool_], resampling: Resampling
+    task: Task,
+    targets: NDArray[np.float64],
+    outputs: NDArray[np.float32],
+    leaked: NDArray[np.bool_],
+    resampling: Resampling,
+    top_k: int | None = None,
 ) -> dict[str, Metric]:
     """Every metric over the rows that are not `leaked` (N,); empty where none is, or where too few others are left to measure."""
     honest = ~leaked
     if honest.all() or honest.sum() < _FEWEST_ROWS:
         return {}
-    return measure(task, targets[honest], outputs[honest], resampling)
+    return measure(task, targets[honest], outputs[honest], resampling, top_k=top_k)
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:

@@ -13,7 +13,7 @@ from slipway.reports.console import interval, number
 from slipway.reports.evaluation import Evaluation, GateResult, headlines
 from slipway.reports.html_page import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
 
-_CLASSIFICATION_METHOD = "Wilson's for the accuracy, by bootstrap for the others, which leaves a perfect score no width"
+_CLASSIFICATION_METHOD = "Wilson's for shares of right rows, by bootstrap for the others, which leaves a perfect score no width"
 _REGRESSION_METHOD = "by bootstrap"
 _NUM_WORST = 12
 _MOST_CLASSES = 30  # in a heat map with readable numbers
@@ -199,6 +199,8 @@ def _all_metrics(evaluation: Evaluation) -> Section:
 
 
 def _words(name: str) -> str:
-    """`f1_macro` -> "F1, macro"; `rmse` -> "RMSE"."""
-    known = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "log_loss": "Log loss", "balanced_accuracy": "Balanced accuracy"}
-    return known.get(name) or ", ".join(name.split("_")).capitalize()
+    """`f1_macro` -> "F1, macro"; `rmse` -> "RMSE"; `log_loss` -> "Log loss"."""
+    known = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "roc_auc": "ROC-AUC", "top_k_accuracy": "Top-k accuracy"}
+    first, *averaged = name.split("_")
+    is_averaged = averaged in (["macro"], ["micro"], ["weighted"])
+    return known.get(name) or (", " if is_averaged else " ").join([first, *averaged]).capitalize()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipway.bundle import Metric
-from slipway.errors import GateMissedError
+from slipway.errors import GateMissedError, MetricError
 from slipway.metrics import Resampling
 from slipway.params import Gate
 from slipway.reports.console import interval, number
@@ -38,7 +38,16 @@ class GateResult:
 
 
 def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[GateResult]:
-    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric."""
+    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric.
+
+    MetricError where the test rows do not define a metric that is asked for: such a gate is neither reached nor missed.
+    """
+    undefined = [name for name in gates if name not in metrics]
+    if undefined:
+        raise MetricError(
+            f"evaluate.gates asks for {', '.join(undefined)}, which these test rows do not define: docs/params.md#metrics says when. "
+            "Remove the gate, or use other test rows."
+        )
     return [GateResult(name, gate, metrics[name]) for name, gate in gates.items()]
 
 
