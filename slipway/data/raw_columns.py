@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.columns import Kind
 from slipway.contract import is_table
-from slipway.data.cells import row_digests, typed_column
+from slipway.data.cells import BAD, row_digests, typed_column
 from slipway.data.column_types import infer
 from slipway.data.raw_tables import RawColumn, column_names, read_raw_table, stored_column
 from slipway.data.sources import table_in
@@ -94,7 +94,9 @@ def _raw_columns(
 
 
 def _changed(data: DataParams, num_rows: int) -> IntegrityError:
-    return IntegrityError(f"{data.path!r} changed since it was cleaned: {num_rows} rows are gone or others. Put it back, or run `dvc repro`.")
+    return IntegrityError(
+        f"{data.path!r} changed since it was cleaned: {num_rows} rows are gone or others. Put it back, or run `dvc repro`."
+    )
 
 
 def _cells(raw: RawColumn, said: ColumnParams | None, rows: NDArray[np.int64]) -> RawCells:
@@ -113,4 +115,4 @@ def _kind(raw: RawColumn, said: ColumnParams | None) -> Kind:
     guess = infer(raw).kind
     if guess != "ignore":
         return guess
-    return "number" if raw.stored == "number" else "category"
+    return "category" if (typed_column(raw, "number").states == BAD).any() else "number"

@@ -52,6 +52,7 @@ def release() -> str:
     CertificateError unless the certificate speaks of this bundle and certifies it, BundleError if a file of it was altered.
     """
     bundle = load_bundle(BUNDLE)
+    bundle.verify()
     check_certificate(read_certificate(CERTIFICATE), bundle, accept_draft=False)
     learnt_from = _learnt_from(bundle)
     with files.new_directory(RELEASED) as folder:
@@ -62,7 +63,7 @@ def release() -> str:
             write_table(folder / ROWS, pa.table({"id": learnt_from}, schema=_SCHEMA), _SCHEMA)
         load_bundle(folder).verify()
         files.write_json(folder / RECORD, _record(folder).model_dump())
-    rows = f"with the ids of the {len(learnt_from)} rows that it knows" if learnt_from is not None else f"without its rows: {PACKED} holds others"
+    rows = f"without its rows: {PACKED} holds others" if learnt_from is None else f"with the ids of the {len(learnt_from)} rows it knows"
     return f"released {bundle.version} to {RELEASED}, {rows}. Compare with it: evaluate.released: {RELEASED}"
 
 

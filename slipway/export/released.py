@@ -1,7 +1,7 @@
 """The last released model asked once more: its fp32 graph on the rows of the test split, through its own preprocessing.
 
-Where it takes what the packed store holds, it gets the packed rows. Otherwise the raw rows are decoded or encoded by its own input contract;
-rows which that refuses are marked, not guessed. Also here: which test rows it has learned from, as far as that can be known.
+Where it takes what the packed store holds, it gets the packed rows. Otherwise the raw rows are decoded or encoded by its own input
+contract; rows which that refuses are marked, not guessed. Also here: which test rows it has learned from, as far as that can be known.
 """
 
 import contextlib
@@ -39,12 +39,16 @@ def open_released(root: Path, manifest: PackedManifest) -> LoadedBundle:
     """The bundle in `root`, every file checked; BundleError if it is none, or answers another question than `manifest` asks."""
     if not (root / MANIFEST).is_file():
         raise BundleError(
-            f"evaluate.released is {str(root)!r}, where there is no {MANIFEST}. Run `make release` once a bundle is certified, or set it to null."
+            f"evaluate.released is {str(root)!r}, where there is no {MANIFEST}. Run `make release` once a bundle is certified, "
+            "or set it to null."
         )
     bundle = load_bundle(root)
     bundle.verify()
     if bundle.manifest.task != manifest.task:
-        raise BundleError(f"the released model in {root} is for {bundle.manifest.task}, data.task is {manifest.task}. Release one of this task.")
+        raise BundleError(
+            f"the released model in {root} is for {bundle.manifest.task}, data.task is {manifest.task}. "
+            "Set evaluate.released to null until a model of this task is released."
+        )
     found, expected = set(bundle.manifest.output.labels), set(manifest.classes)
     if found != expected:
         raise BundleError(
@@ -54,8 +58,10 @@ def open_released(root: Path, manifest: PackedManifest) -> LoadedBundle:
     return bundle
 
 
-def ask_released(bundle: LoadedBundle, test: PackedSplit, packed: Path, manifest: PackedManifest, data: Callable[[], DataParams]) -> ReleasedAnswers:
-    """What the bundle answers to the test rows of the store `packed`. `data()` says where the raw rows are, and is called if they are needed.
+def ask_released(
+    bundle: LoadedBundle, test: PackedSplit, packed: Path, manifest: PackedManifest, data: Callable[[], DataParams]
+) -> ReleasedAnswers:
+    """What the bundle answers to the test rows of the store `packed`. `data()` says where the raw rows are, where they are needed.
 
     IntegrityError if they are not the rows that were packed, BundleError if they lack a column that the model takes.
     """
@@ -140,7 +146,9 @@ class _Places:
     def check_all_taken(self) -> None:
         """IntegrityError if a test row did not come."""
         if self._waiting:
-            raise IntegrityError(f"{len(self._waiting)} test rows are gone from the raw data, the first is {min(self._waiting)}. Run `dvc repro`.")
+            raise IntegrityError(
+                f"{len(self._waiting)} test rows are gone from the raw data, the first is {min(self._waiting)}. Run `dvc repro`."
+            )
 
 
 def _grouped(rows: Iterator[tuple[int, T]], size: int, make: Callable[[list[T]], NDArray[Any]]) -> Iterator[_Batch]:

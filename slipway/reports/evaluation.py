@@ -1,4 +1,4 @@
-"""What the trained network reached on the test split: the record of it, its file, and the gates on it.
+"""What the trained network reached on the test split: the record of it, and its file.
 
 `metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each; DVC skips
 lists, so every metric with its interval is in the list `metrics`, and every class in the list `per_class`.
@@ -20,6 +20,9 @@ from slipway.bundle import Metric
 from slipway.contract import Task, is_classification
 from slipway.errors import SchemaError
 from slipway.metrics import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
+from slipway.reports.release_comparison import ReleasedComparison
+from slipway.reports.slice_record import slice_content
+from slipway.reports.slice_scores import SliceScores
 
 
 def headlines(task: Task) -> tuple[str, ...]:
@@ -49,6 +52,8 @@ class Evaluation:
     metrics: dict[str, Metric]
     leaked: NDArray[np.bool_] | None = None  # (N,) rows with a twin, or their group, in another split; None where none has
     without_leaked: dict[str, Metric] = field(default_factory=dict)  # of the other rows; empty where none leaks, or too few are left
+    slices: SliceScores | None = None
+    released: ReleasedComparison | None = None  # None where evaluate.released asks for none
 
     @property
     def num_leaked(self) -> int:
@@ -83,6 +88,18 @@ class Evaluation:
             loss = np.abs(self.predictions - self.targets)
         worst_first = np.argsort(-loss, kind="stable")[:num_rows]
         return [int(row) for row in worst_first if loss[row] > 0]
+
+    def least_certain(self, num_rows: int) -> list[int]:
+        """The rows whose two best probabilities are closest, the closest first, right or wrong; none for a numeric target."""
+        if not self.is_classification or len(self.classes) < 2:
+            return []
+        return [int(row) for row in np.argsort(self.margins, kind="stable")[:num_rows]]
+
+    @cached_property
+    def margins(self) -> NDArray[np.float64]:
+        """(N,) the best probability less the second; of a classification only."""
+        best = np.sort(self.outputs.astype(np.float64), axis=1)[:, -2:]
+        return best[:, 1] - best[:, 0]
 
 
 def measure_without_leaked(
@@ -120,6 +137,8 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
     first = {name: evaluation.metrics[name].value for name in headlines(evaluation.task)}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
     content = {**first, "rows": len(evaluation.targets), "metrics": metrics, **_leak_content(evaluation)}
+    content |= slice_content(evaluation.slices) if evaluation.slices else {}
+    content |= _released_content(evaluation.released) if evaluation.released else {}
     return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
 
 
@@ -131,6 +150,11 @@ def _leak_content(evaluation: Evaluation) -> dict[str, Any]:
     first = {f"{name}_without_leaked": without[name].value for name in headlines(evaluation.task) if name in without}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in without.items()]
     return {"leaked_rows": evaluation.num_leaked, **first, "metrics_without_leaked": metrics}
+
+
+def _released_content(released: ReleasedComparison) -> dict[str, Any]:
+    name = f"{released.difference.metric}_from_released"
+    return {name: released.difference.difference, "released": [released.model_dump()]}
 
 
 def _class_entries(evaluation: Evaluation) -> list[dict[str, Any]]:

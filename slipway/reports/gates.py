@@ -52,11 +52,23 @@ def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[Gate
 
 
 def apply_slice_gates(gates: dict[str, Gate], scores: SliceScores, answers: RowAnswers, resampling: Resampling) -> list[GateResult]:
-    """Every gate on every slice with enough rows, but where the slice does not define the metric (an area under a curve needs two classes)."""
+    """Every gate on every slice that is judged, but where it does not define the metric (an area under a curve needs two classes).
+
+    MetricError where no slice can be judged by a gate: it is neither reached nor missed.
+    """
     if not gates:
         return []
     measured = [(score.title, answers.measure(score.members, list(gates), resampling)) for score in scores.judged]
-    return [GateResult(name, gate, metrics[name], where) for name, gate in gates.items() for where, metrics in measured if name in metrics]
+    results = [
+        GateResult(name, gate, metrics[name], where) for name, gate in gates.items() for where, metrics in measured if name in metrics
+    ]
+    unjudged = sorted(set(gates).difference(result.name for result in results))
+    if unjudged:
+        raise MetricError(
+            f"evaluate.slice_gates asks for {', '.join(unjudged)}, which none of {len(measured)} slices defines that have "
+            "evaluate.slice_min_rows rows. Lower that, use more test rows, or remove the gate."
+        )
+    return results
 
 
 def raise_missed(results: Sequence[GateResult]) -> None:

@@ -4,6 +4,7 @@ A dimension cuts the rows into slices; each row is in one of them at most. Categ
 their quartiles, and the bounds are rounded before rows are sorted in, so that a slice's name says exactly which rows are inside.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -48,7 +49,7 @@ class Dimension:
 
 
 def built_in_dimensions(test: PackedSplit, manifest: PackedManifest, rows: pa.Table) -> list[Dimension]:
-    """All that can be told without the user: `rows` (`rows.SPLIT_ROWS`) hold every test row, in any order. Those that do not vary are left out.
+    """All that can be told without the user, but those that do not vary. `rows` (`rows.SPLIT_ROWS`) hold every test row, in any order.
 
     IntegrityError if a test row is not among them.
     """
@@ -136,7 +137,7 @@ def _at_quartiles(
         if len(np.unique(codes[~np.isnan(values)])) == len(bounds) + 1:
             break
     written = [write(bound) for bound in kept]
-    between = [f"{low} to {below} {high}" for low, high in zip(written, written[1:], strict=False)]
+    between = [f"{low} to {below} {high}" for low, high in itertools.pairwise(written)]
     names = [f"{below} {written[0]}", *between, f"from {written[-1]}"] if written else ["all"]
     return _with_missing(name, names, codes, values)
 
