@@ -23,6 +23,7 @@ from slipway.metrics import ClassScores, Resampling, class_scores, confusion_mat
 from slipway.reports.release_comparison import ReleasedComparison
 from slipway.reports.slice_record import slice_content
 from slipway.reports.slice_scores import SliceScores
+from slipway.target_errors import TargetErrors
 
 
 def headlines(task: Task) -> tuple[str, ...]:
@@ -54,6 +55,7 @@ class Evaluation:
     without_leaked: dict[str, Metric] = field(default_factory=dict)  # of the other rows; empty where none leaks, or too few are left
     slices: SliceScores | None = None
     released: ReleasedComparison | None = None  # None where evaluate.released asks for none
+    target_errors: list[TargetErrors] = field(default_factory=list)  # of a numeric target, by ranges of it
 
     @property
     def num_leaked(self) -> int:
@@ -139,6 +141,7 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
     content = {**first, "rows": len(evaluation.targets), "metrics": metrics, **_leak_content(evaluation)}
     content |= slice_content(evaluation.slices) if evaluation.slices else {}
     content |= _released_content(evaluation.released) if evaluation.released else {}
+    content |= {"by_target": [entry.model_dump() for entry in evaluation.target_errors]} if evaluation.target_errors else {}
     return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
 
 

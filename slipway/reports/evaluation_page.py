@@ -177,7 +177,19 @@ def _values(evaluation: Evaluation) -> Section:
         "Error against target",
         "A slope says that small targets are overestimated and large ones underestimated.",
     )
-    return Section("Predictions", beside([dots, trend, errors]))
+    return Section("Predictions", join([beside([dots, trend, errors]), *_by_target(evaluation)]))
+
+
+def _by_target(evaluation: Evaluation) -> list[Html]:
+    if not evaluation.target_errors:
+        return []
+    rows = [
+        [f"{number(entry.low)} to {number(entry.high)}", str(entry.rmse.rows)]
+        + [cell for metric in (entry.mean_error, entry.mae, entry.rmse) for cell in (number(metric.value), interval(metric))]
+        for entry in evaluation.target_errors
+    ]
+    columns = ["target", "rows", "mean error", "its interval", "MAE", "its interval", "RMSE", "its interval"]
+    return [table(columns, rows, numeric=["rows", "mean error", "MAE", "RMSE"])]
 
 
 def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> Section:
@@ -258,8 +270,12 @@ def _title(name: str, lines: list[Series]) -> str:
 
 
 def _all_metrics(evaluation: Evaluation) -> Section:
-    rows = [[_words(name), number(metric.value), number(metric.low), number(metric.high)] for name, metric in evaluation.metrics.items()]
-    return Section("All metrics", table(["metric", "value", "low", "high"], rows, numeric=["value", "low", "high"]))
+    columns = ["metric", "value", "low", "high", "rows"]
+    rows = [
+        [_words(name), number(metric.value), number(metric.low), number(metric.high), str(metric.rows)]
+        for name, metric in evaluation.metrics.items()
+    ]
+    return Section("All metrics", table(columns, rows, numeric=columns[1:]))
 
 
 def _words(name: str) -> str:

@@ -18,7 +18,8 @@ def evaluation_text(evaluation: Evaluation, absent: Mapping[str, str]) -> str:
         for name in headlines(evaluation.task)
         if name in evaluation.without_leaked
     ]
-    lines = [text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  ")]
+    rows = [[name, number(metric.value), interval(metric), str(metric.rows)] for name, metric in first]
+    lines = [text_table(["metric", "value", "interval", "rows"], rows, "  ")]
     lines += [f"  no {name}: {reason}" for name, reason in absent.items()]
     lines += _slices(evaluation.slices) if evaluation.slices else []
     lines += _released(evaluation.released) if evaluation.released else []

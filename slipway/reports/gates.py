@@ -45,7 +45,7 @@ def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[Gate
     undefined = [name for name in gates if name not in metrics]
     if undefined:
         raise MetricError(
-            f"evaluate.gates asks for {', '.join(undefined)}, which these test rows do not define: docs/params.md#metrics says when. "
+            f"evaluate.gates asks for {', '.join(undefined)}, which these test rows do not define: docs/metrics.md says when. "
             "Remove the gate, or use other test rows."
         )
     return [GateResult(name, gate, metrics[name]) for name, gate in gates.items()]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.contract import is_classification
 from slipway.data.packed import PackedManifest, PackedSplit
 from slipway.metrics import Resampling, measure
 from slipway.params import EvaluateParams
@@ -13,6 +14,9 @@ from slipway.reports.gates import GateResult, apply_gates, apply_slice_gates
 from slipway.reports.release_comparison import ReleasedAnswers, compare, released_gate
 from slipway.reports.slice_scores import RowAnswers, score_slices
 from slipway.reports.slices import Dimension
+from slipway.target_errors import errors_by_target
+
+_NUM_RANGES = 5  # of a numeric target
 
 
 def measure_rows(
@@ -38,6 +42,7 @@ def measure_rows(
         measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling, wanted.top_k),
         score_slices(dimensions, answers, wanted.slice_min_rows, resampling),
         compare(answers, released, resampling) if released else None,
+        [] if is_classification(manifest.task) else errors_by_target(test.targets, outputs, _NUM_RANGES, resampling),
     )
 
 

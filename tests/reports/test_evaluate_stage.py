@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from slipway.contract import Task
+from slipway.contract import CLASSIFICATION_METRICS, Task
 from slipway.data.packed import write_split
 from slipway.data.rows import PACKED_ROWS, read_table
-from slipway.errors import DataError, GateMissedError, IntegrityError, ParamsError, SchemaError, TrainingError
+from slipway.errors import DataError, GateMissedError, IntegrityError, MetricError, ParamsError, SchemaError, TrainingError
 from slipway.params import Params
 from slipway.reports.evaluation import read_metrics
 from slipway.reports.predictions import read_predictions
@@ -57,7 +57,19 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
     project("image_regression")
     evaluate.run(params_with("image_regression", {}))
     content = json.loads(evaluate.METRICS.read_text())
-    assert set(content) == {"rmse", "mae", "r2", "mse", "rows", "metrics", "slices_judged", "slices_worse", "slices", "slices_too_small"}
+    assert set(content) == {
+        "rmse",
+        "mae",
+        "r2",
+        "mse",
+        "rows",
+        "metrics",
+        "slices_judged",
+        "slices_worse",
+        "slices",
+        "slices_too_small",
+        "by_target",
+    }
     table = read_predictions(evaluate.PREDICTIONS, classification=False)
     assert table.num_rows == NUM_TEST_ROWS
     assert content["mse"] == pytest.approx(5 / 21)  # five targets are 1 more than what the network answers
@@ -114,7 +126,8 @@ def test_every_metric_is_also_measured_without_the_leaked_rows(project: Project,
     assert content["leaked_rows"] == 5
     assert content["accuracy"] == pytest.approx(16 / 21)
     assert content["accuracy_without_leaked"] == 1
-    assert {entry["name"] for entry in content["metrics_without_leaked"]} == {entry["name"] for entry in content["metrics"]}
+    one_class = {"roc_auc", "average_precision"}  # the honest rows of this project have one class, which defines no area
+    assert {entry["name"] for entry in content["metrics_without_leaked"]} == {entry["name"] for entry in content["metrics"]} - one_class
     assert {entry["rows"] for entry in content["metrics_without_leaked"]} == {16}
     assert "accuracy_without_leaked" in capsys.readouterr().out
     page = evaluate.PAGE.read_text()
@@ -256,6 +269,22 @@ def test_every_missed_gate_is_named_with_its_interval_and_rows_after_the_outputs
     assert "recall_macro" not in text
     assert all(path.is_file() for path in OUTPUTS)
     assert "2 of 3 missed" in evaluate.PAGE.read_text()
+
+
+def test_a_metric_that_the_rows_do_not_define_is_told_and_a_gate_on_it_fails(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}, top_k=3))
+    assert "no top_k_accuracy: with 3 classes the best 3 always have the right one" in capsys.readouterr().out
+    assert "top_k_accuracy" not in read_metrics(evaluate.METRICS)
+    with pytest.raises(MetricError, match="asks for top_k_accuracy, which these test rows do not define"):
+        evaluate.run(params_with("image_classification", {"top_k_accuracy": {"min": 0.5, "max": None}}, top_k=3))
+
+
+def test_a_gate_on_the_best_k_classes_is_judged(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {"top_k_accuracy": {"min": 0.1, "max": None}}, top_k=2))
+    assert "no top_k_accuracy" not in capsys.readouterr().out
+    assert set(read_metrics(evaluate.METRICS)) == set(CLASSIFICATION_METRICS)
 
 
 @pytest.mark.parametrize(
