@@ -23,7 +23,6 @@ _MOST_CLASSES = 30  # in a heat map with readable numbers
 _MOST_ROWS = 50  # in the table of classes
 _MOST_PAIRS = 10
 _MOST_DOTS = 3000
-_MOST_GATES = 40
 
 
 def evaluation_page(
@@ -81,11 +80,12 @@ def _gates(gates: Sequence[GateResult]) -> Section:
         return Section("Gates", paragraph("None: evaluate.gates in params.yaml is empty, so no result can fail the stage.", "soft"))
     missed = sum(not gate.passed for gate in gates)
     verdict = paragraph(f"{missed} of {len(gates)} missed", "bad") if missed else paragraph(f"{len(gates)} of {len(gates)} passed", "good")
-    missed_first = sorted(gates, key=lambda gate: gate.passed)
+    shown = [gate for gate in gates if not (gate.passed and gate.is_of_slice)]
+    hidden = len(gates) - len(shown)
     columns = ["result", "metric", "of", "measured", "required", "interval", "rows"]
-    rows = [_gate_row(gate) for gate in missed_first[:_MOST_GATES]]
-    rest = [paragraph(f"{len(gates) - _MOST_GATES} more are not shown.", "note")] if len(gates) > _MOST_GATES else []
-    return Section("Gates", join([verdict, table(columns, rows, numeric=["measured", "rows"]), *rest]))
+    rows = table(columns, [_gate_row(gate) for gate in shown], numeric=["measured", "rows"]) if shown else Html("")
+    note = [paragraph(f"The {hidden} gates on slices that passed are not listed; the slices are below.", "note")] if hidden else []
+    return Section("Gates", join([verdict, rows, *note]))
 
 
 def _gate_row(gate: GateResult) -> list[str]:
@@ -122,7 +122,9 @@ def _slices(evaluation: Evaluation) -> list[Section]:
 
 
 def _where_it_goes_wrong(evaluation: Evaluation) -> list[Section]:
-    return [_classes(evaluation), _confusion(evaluation)] if evaluation.is_classification else [_values(evaluation)]
+    return (
+        [_classes(evaluation), _confusion(evaluation)] if evaluation.is_classification else [_values(evaluation), *_by_target(evaluation)]
+    )
 
 
 def _classes(evaluation: Evaluation) -> Section:
@@ -177,10 +179,10 @@ def _values(evaluation: Evaluation) -> Section:
         "Error against target",
         "A slope says that small targets are overestimated and large ones underestimated.",
     )
-    return Section("Predictions", join([beside([dots, trend, errors]), *_by_target(evaluation)]))
+    return Section("Predictions", beside([dots, trend, errors]))
 
 
-def _by_target(evaluation: Evaluation) -> list[Html]:
+def _by_target(evaluation: Evaluation) -> list[Section]:
     if not evaluation.target_errors:
         return []
     rows = [
@@ -189,7 +191,8 @@ def _by_target(evaluation: Evaluation) -> list[Html]:
         for entry in evaluation.target_errors
     ]
     columns = ["target", "rows", "mean error", "its interval", "MAE", "its interval", "RMSE", "its interval"]
-    return [table(columns, rows, numeric=["rows", "mean error", "MAE", "RMSE"])]
+    note = paragraph("Ranges with about equal numbers of rows. A mean error above 0: predictions are too large.", "note")
+    return [Section("Errors by target", join([table(columns, rows, numeric=["rows", "mean error", "MAE", "RMSE"]), note]))]
 
 
 def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> Section:
@@ -280,7 +283,15 @@ def _all_metrics(evaluation: Evaluation) -> Section:
 
 def _words(name: str) -> str:
     """`f1_macro` -> "F1, macro"; `rmse` -> "RMSE"; `log_loss` -> "Log loss"."""
-    known = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "roc_auc": "ROC-AUC", "top_k_accuracy": "Top-k accuracy"}
+    known = {
+        "mse": "MSE",
+        "rmse": "RMSE",
+        "mae": "MAE",
+        "r2": "R²",
+        "roc_auc": "ROC-AUC",
+        "top_k_accuracy": "Top-k accuracy",
+        "rmse growth": "RMSE growth",
+    }
     first, *averaged = name.split("_")
     is_averaged = averaged in (["macro"], ["micro"], ["weighted"])
     return known.get(name) or (", " if is_averaged else " ").join([first, *averaged]).capitalize()

@@ -21,7 +21,8 @@ class GateResult:
     name: str  # of the metric
     required: Gate
     measured: Metric
-    where: str = ""  # the slice, "" for all test rows
+    where: str = ""  # the slice, or the comparison; "" for all test rows
+    is_of_slice: bool = False
     remark: str = ""  # what else is to be known of the measurement
 
     @property
@@ -60,7 +61,10 @@ def apply_slice_gates(gates: dict[str, Gate], scores: SliceScores, answers: RowA
         return []
     measured = [(score.title, answers.measure(score.members, list(gates), resampling)) for score in scores.judged]
     results = [
-        GateResult(name, gate, metrics[name], where) for name, gate in gates.items() for where, metrics in measured if name in metrics
+        GateResult(name, gate, metrics[name], where, is_of_slice=True)
+        for name, gate in gates.items()
+        for where, metrics in measured
+        if name in metrics
     ]
     unjudged = sorted(set(gates).difference(result.name for result in results))
     if unjudged:

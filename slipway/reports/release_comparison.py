@@ -15,7 +15,7 @@ from slipway.reports.gates import GateResult
 from slipway.reports.slice_scores import RowAnswers, headline
 
 _FEWEST_ROWS = 2
-_LOSS = {"accuracy": "accuracy lost", "rmse": "growth of the rmse"}
+_LOSS = {"accuracy": "accuracy lost", "rmse": "rmse growth"}
 
 
 @dataclass(frozen=True)
