@@ -38,18 +38,18 @@ def verdict(scores: SliceScores) -> Html:
 def _table(shown: list[SliceScore], overall: Metric, name: str) -> Html:
     rows = [
         [
+            "✗ worse" if score.is_worse else "",
             score.title,
             str(score.metric.rows),
             number(score.metric.value),
             interval(score.metric),
             f"{score.p_value:.3f}",
-            "✗ worse" if score.is_worse else "",
         ]
         for score in shown
     ]
     scale = _Scale(min([overall.low, *(score.metric.low for score in shown)]), max([overall.high, *(score.metric.high for score in shown)]))
     bars = [_bar(score.metric, overall.value, scale, is_bad=score.is_worse) for score in shown]
-    columns = ["slice", "rows", name, "interval", "adjusted p", ""]
+    columns = ["", "slice", "rows", name, "interval", "adjusted p"]
     return table(columns, rows, numeric=["rows", name, "adjusted p"], last=bars)
 
 
