@@ -20,6 +20,7 @@ from slipway.metrics import Resampling, measure, wilson_interval
 from slipway.reports.slices import Dimension
 
 _CHUNK_NUMBERS = 1 << 22  # permuted rows that are held at a time
+_MOST_NAMED = 20  # small slices of one dimension; more are told as one
 _TIES = 1e-9  # relative: sums of the same losses in another order differ by rounding
 
 
@@ -176,9 +177,16 @@ def _large_and_small(dimensions: Sequence[Dimension], min_rows: int) -> tuple[li
     for place, dimension in enumerate(dimensions):
         counts = dimension.counts
         chosen += [_Candidate(dimension.name, dimension.values[code], place, int(code)) for code in np.flatnonzero(counts >= min_rows)]
-        left = np.flatnonzero((counts > 0) & (counts < min_rows))
-        small += [SmallSlice(dimension.name, dimension.values[code], int(counts[code])) for code in left]
+        small += _small(dimension, np.flatnonzero((counts > 0) & (counts < min_rows)))
     return chosen, small
+
+
+def _small(dimension: Dimension, codes: NDArray[np.int64]) -> list[SmallSlice]:
+    """Of a column of ids nobody reads every one."""
+    counts = dimension.counts
+    if len(codes) > _MOST_NAMED:
+        return [SmallSlice(dimension.name, f"({len(codes)} values)", int(counts[codes].sum()))]
+    return [SmallSlice(dimension.name, dimension.values[code], int(counts[code])) for code in codes]
 
 
 def _slice_of_rows(dimensions: Sequence[Dimension], chosen: Sequence[_Candidate]) -> NDArray[np.int64]:

@@ -8,7 +8,6 @@ from slipway.reports.html_page import Html, Section, join, paragraph, table
 from slipway.reports.slice_scores import SliceScore, SliceScores, SmallSlice
 
 _MOST_SHOWN = 25
-_MOST_SMALL = 20
 
 
 def slices_section(scores: SliceScores, overall: Metric) -> Section:
@@ -85,7 +84,4 @@ def _notes(scores: SliceScores) -> list[Html]:
 
 
 def _listed(small: list[SmallSlice]) -> str:
-    shown = [f"{one.by} {one.value} ({one.rows})" for one in small[:_MOST_SMALL]]
-    left = small[_MOST_SMALL:]
-    rest = [f"and {len(left)} more with {sum(one.rows for one in left)} rows in all"] if left else []
-    return ", ".join([*shown, *rest])
+    return "; ".join(f"{one.by} {one.value}, {one.rows} row{'s' * (one.rows > 1)}" for one in small)

@@ -233,6 +233,12 @@ def test_a_slice_of_few_rows_is_named_and_never_judged() -> None:
     assert scores.constant == ["kind"]
 
 
+def test_many_small_slices_of_one_column_are_told_as_one() -> None:
+    ids = by_category("id", [f"id-{row // 2}" for row in range(60)])
+    scores = score_slices([ids], answers_with(np.zeros(60, bool)), 20, RESAMPLING)
+    assert [(small.value, small.rows) for small in scores.too_small] == [("(30 values)", 60)]
+
+
 def test_gates_are_required_of_every_slice_that_is_judged() -> None:
     scores, wrong = small_and_large(), np.zeros(60, bool)
     wrong[:10] = True
