@@ -31,6 +31,10 @@ demo: install ## run the whole pipeline on the embedded digits and print what ca
 serve: install ## start the service on 127.0.0.1:3000
 	bentoml serve
 
+.PHONY: release
+release: install ## make the certified bundle the released one, for evaluate.released to compare with
+	@python -m slipway.export.release
+
 .PHONY: doctor
 doctor: install ## say where the time of a training step goes, and what would make it shorter
 	@python -m slipway.doctor.doctor
