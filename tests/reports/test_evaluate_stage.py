@@ -55,7 +55,7 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
     project("image_regression")
     evaluate.run(params_with("image_regression", {}))
     content = json.loads(evaluate.METRICS.read_text())
-    assert set(content) == {"rmse", "mae", "r2", "mse", "rows", "metrics"}
+    assert set(content) == {"rmse", "mae", "r2", "mse", "rows", "metrics", "coverage", "outliers", "calibration"}
     table = read_predictions(evaluate.PREDICTIONS, classification=False)
     assert table.num_rows == NUM_TEST_ROWS
     assert content["mse"] == pytest.approx(5 / 21)  # five targets are 1 more than what the network answers
