@@ -195,7 +195,7 @@ def answer_to_rows(content: bytes, version: str) -> dict[str, Any]:
         return answer_to(bytes([int(row["x"])]), version)
 
     def prediction(row: dict[str, Any]) -> dict[str, Any]:
-        return {name: answer(row)[name] for name in ("label", "probabilities")}
+        return {name: answer(row)[name] for name in answer(row) if name not in ("model_version", "request_id")}
 
     if "rows" in asked:
         return {"predictions": [prediction(row) for row in asked["rows"]], "model_version": version, "request_id": "1"}

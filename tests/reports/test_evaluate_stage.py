@@ -69,6 +69,9 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
         "slices",
         "slices_too_small",
         "by_target",
+        "coverage",
+        "outliers",
+        "calibration",
     }
     table = read_predictions(evaluate.PREDICTIONS, classification=False)
     assert table.num_rows == NUM_TEST_ROWS
