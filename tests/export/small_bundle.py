@@ -38,7 +38,7 @@ def write_small_bundle(
             "max_batch_size": 8,
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
             "metrics": {},
-            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
             "versions": {},
         }
     )

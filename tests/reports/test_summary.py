@@ -60,7 +60,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         max_batch_size=8,
         models={"fp16": describe_model(folder / "model_fp16.onnx", "fp16", ["cpu"])},
         metrics={},
-        lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+        lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={},
     )
     write_manifest(folder, manifest)
