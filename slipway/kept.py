@@ -103,7 +103,7 @@ class _Line(Contract):
 
 def digest_inputs(inputs: NDArray[Any]) -> str:
     """Hex SHA-256 of (rows, ...) decoded inputs: what tells whether two ways of decoding give the same pixels, bit for bit."""
-    return hashlib.sha256(np.ascontiguousarray(inputs)).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(inputs).data).hexdigest()
 
 
 def encode_line(request: KeptRequest) -> bytes:
@@ -314,7 +314,7 @@ def _decoded(segment: Path, number: int, line: bytes) -> KeptRequest | DamagedLi
 
 
 def _encode_outputs(outputs: NDArray[np.float32]) -> dict[str, Any]:
-    return {"shape": outputs.shape, "float32": base64.b64encode(np.ascontiguousarray(outputs, _FLOAT32)).decode()}
+    return {"shape": outputs.shape, "float32": base64.b64encode(np.ascontiguousarray(outputs, _FLOAT32).data).decode()}
 
 
 def _decode_outputs(outputs: _Outputs) -> NDArray[np.float32]:

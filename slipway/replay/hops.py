@@ -176,7 +176,7 @@ class Replay:
 
     def _last_exact(self) -> _Executed | None:
         executed = [hop for hop in self._executed if hop.execution.variant in ("weights", "fp32")]
-        return (executed or self._executed or [None])[-1]
+        return next(reversed(executed or self._executed), None)
 
     def _certified(self, execution: Execution) -> float | None:
         hops = self._certificate.hops if self._certificate else []

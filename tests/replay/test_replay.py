@@ -20,6 +20,7 @@ from onnx import numpy_helper
 from serving.inference import Inference
 from slipway.bundle import DataSource, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
 from slipway.kept import KeptFolder, encode_line, find_kept
+from slipway.preprocess import array_from_bytes
 from slipway.replay.__main__ import main
 from tests.conftest import ROOT
 from tests.serving.bundles import WEIGHTS, certify, classifier, log_of_mean, picture, row_classifier, table_row, write_bundle
@@ -134,11 +135,8 @@ def test_a_variant_that_answers_another_label_is_named(
 def test_a_service_that_decoded_otherwise_parted_at_decode(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serving import decoding
-
-    right = decoding.array_from_bytes
     with monkeypatch.context() as patched:
-        patched.setattr(decoding, "array_from_bytes", lambda payload, contract: right(payload, contract)[:, :, ::-1])
+        patched.setattr("serving.decoding.array_from_bytes", lambda *arguments: array_from_bytes(*arguments)[:, :, ::-1])
         serve(make_settings(keep_directory=tmp_path / "kept"), image())
     code, output, _ = replayed("one")
     assert code == 1
@@ -159,7 +157,7 @@ def test_an_answer_that_the_model_does_not_give_any_more_parted_at_recorded(
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (request,) = find_kept(tmp_path / "kept", "one")
-    outputs = request.outputs["probabilities"] + np.float32([2e-5, -2e-5, 0])
+    outputs = request.outputs["probabilities"] + np.array([2e-5, -2e-5, 0], np.float32)
     answer = request.answers[0] | {"probabilities": dict(zip(request.answers[0]["probabilities"], outputs[0].tolist(), strict=True))}
     kept_as(tmp_path / "kept", outputs={"probabilities": outputs}, answers=[answer])
     code, output, _ = replayed("changed")
