@@ -10,6 +10,8 @@ import logging
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from serving.batching import BatchAnswer, MicroBatcher
 from serving.decoding import Decoded, ImageDecoder
 from serving.keeping import Answered, Keeper, open_keeper
@@ -18,6 +20,7 @@ from serving.monitoring import Monitoring
 from serving.responses import RETRY_AFTER, Refusal
 from serving.rows import RowDecoder
 from serving.settings import Settings
+from slipway.bundle import SCORE_NAME
 from slipway.columns import ColumnContract
 from slipway.errors import SlipwayError
 
@@ -78,7 +81,7 @@ class Inference:
         try:
             decoded = await self._decode(payload)
             batched = await self._run(decoded)
-            answers = [model.answer(row.outputs) for row in batched]
+            answers = [model.answer(row.outputs, row.score) for row in batched]
             if self._keeper:
                 self._keeper.offer(_answered(request_id, payload, model, decoded, batched, answers))
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
@@ -159,6 +162,6 @@ def _answered(
         inputs=decoded.inputs,
         bundle_digest=model.bundle.digest,
         execution=model.selection.actual,
-        outputs={manifest.output_name: [row.outputs for row in batched]},
+        outputs={manifest.output_name: [row.outputs for row in batched], SCORE_NAME: [np.asarray(row.score) for row in batched]},
         answers=answers,
     )

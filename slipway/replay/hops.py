@@ -19,18 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import runtime
-from slipway.bundle import LoadedBundle
+from slipway.bundle import SCORE_NAME, LoadedBundle
+from slipway.calibration import Answers
 from slipway.certificate import Certificate, Execution
 from slipway.errors import BundleError, ParityError, SlipwayError, UnavailableError
 from slipway.kept import KeptRequest, digest_inputs
 from slipway.replay.decoding import decode_payload
 from slipway.replay.judging import Answer, Hop, Tolerance, compare, describe, exact, of_variant
 from slipway.replay.service import ask_again, outputs_of, served_execution
-from slipway.replay.torch_hop import torch_outputs
+from slipway.replay.torch_hop import torch_answers
 from slipway.runtime import Runner
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
 _BATCH_SIZES = (1, 2, 4, 8)  # in which a GPU's own answers are compared with each other
+_NOISE_ROWS = 8
+_Answered = tuple[Execution, Answer, dict[str, float]]  # what ran, what it answered, and its noise
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class _Executed:
     name: str
     execution: Execution
     answer: Answer
-    noise: float  # between batch sizes
+    noise: dict[str, float]  # between batch sizes, by output name
 
 
 class Replay:
@@ -86,9 +89,8 @@ class Replay:
         what = "pixels" if inputs.dtype == np.uint8 else "encoded rows"
         return Hop("decode", "parted", "recorded", None, shown, f"the {what} differ from those that the service's model took")
 
-    def _torch(self, inputs: NDArray[Any]) -> tuple[Execution, Answer, float]:
-        answer = {self._bundle.manifest.output_name: torch_outputs(self._places.checkpoint, self._bundle, inputs)}
-        return TORCH, answer, 0.0
+    def _torch(self, inputs: NDArray[Any]) -> _Answered:
+        return TORCH, self._named(torch_answers(self._places.checkpoint, self._bundle, inputs)), {}
 
     def _onnx(self, inputs: NDArray[Any]) -> Iterator[Hop]:
         models = self._bundle.manifest.models
@@ -97,8 +99,8 @@ class Replay:
                 wanted = Execution(backend="onnxruntime", provider=provider, precision=models[variant].precision, variant=variant)
                 yield self._tried(f"onnxruntime/{provider}/{variant}", self._runs(inputs, wanted))
 
-    def _runs(self, inputs: NDArray[Any], wanted: Execution) -> Callable[[], tuple[Execution, Answer, float]]:
-        def open_and_run() -> tuple[Execution, Answer, float]:
+    def _runs(self, inputs: NDArray[Any], wanted: Execution) -> Callable[[], _Answered]:
+        def open_and_run() -> _Answered:
             runner = runtime.open_onnx(
                 self._bundle.model_bytes(wanted.variant),
                 variant=wanted.variant,
@@ -114,12 +116,17 @@ class Replay:
         digest = self._certificate.engine_digest if self._certificate else None
         return self._tried("tensorrt", lambda: self._run(runtime.open_engine(self._places.engine, self._bundle, digest), inputs))
 
-    def _run(self, runner: Runner, inputs: NDArray[Any]) -> tuple[Execution, Answer, float]:
-        answer = _in_batches(runner, inputs, self._bundle.manifest.max_batch_size)
-        noise = 0.0 if runner.actual.provider == "cpu" else _noise(runner, inputs, answer, self._bundle.manifest.max_batch_size)
-        return runner.actual, {self._bundle.manifest.output_name: answer}, noise
+    def _run(self, runner: Runner, inputs: NDArray[Any]) -> _Answered:
+        largest = self._bundle.manifest.max_batch_size
+        answers = _in_batches(runner, inputs, largest)
+        zero = np.zeros(1, np.float32)
+        noise = Answers(zero, zero) if runner.actual.provider == "cpu" else _noise(runner, inputs, answers, largest)
+        return runner.actual, self._named(answers), {name: float(numbers.max()) for name, numbers in self._named(noise).items()}
 
-    def _tried(self, name: str, execute: Callable[[], tuple[Execution, Answer, float]]) -> Hop:
+    def _named(self, answers: Answers) -> dict[str, NDArray[np.float32]]:
+        return {self._bundle.manifest.output_name: answers.outputs, SCORE_NAME: answers.scores}
+
+    def _tried(self, name: str, execute: Callable[[], _Answered]) -> Hop:
         """The hop, compared with the last before it in which nothing may have changed."""
         try:
             actual, answer, noise = execute()
@@ -141,7 +148,7 @@ class Replay:
     def _recorded(self) -> Hop:
         request = self._request
         try:
-            told = outputs_of(request.answers, self._bundle.manifest.output)
+            told = outputs_of(request.answers, self._bundle.manifest)
         except ParityError as error:
             return Hop("recorded", "parted", detail=str(error))
         for name, numbers in told.items():
@@ -154,7 +161,7 @@ class Replay:
             return Hop("service", "not_executed", detail="no --url was given")
         try:
             execution = served_execution(self._places.url, self._bundle)
-            return self._against_same("service", ask_again(self._places.url, self._request, self._bundle.manifest.output), execution)
+            return self._against_same("service", ask_again(self._places.url, self._request, self._bundle.manifest), execution)
         except UnavailableError as error:
             return Hop("service", "not_executed", detail=str(error))
         except ParityError as error:
@@ -186,15 +193,17 @@ class Replay:
         return describe(answer[self._bundle.manifest.output_name], self._bundle.manifest.output)
 
 
-def _in_batches(runner: Runner, inputs: NDArray[Any], size: int) -> NDArray[np.float32]:
-    return np.concatenate([runner.run(np.ascontiguousarray(inputs[begin : begin + size])) for begin in range(0, len(inputs), size)])
+def _in_batches(runner: Runner, inputs: NDArray[Any], size: int) -> Answers:
+    batches = [runner.run(np.ascontiguousarray(inputs[begin : begin + size])) for begin in range(0, len(inputs), size)]
+    return Answers(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
 
 
-def _noise(runner: Runner, inputs: NDArray[Any], answer: NDArray[np.float32], largest: int) -> float:
-    """The largest difference between answers to the same rows in batches of different sizes, for which a GPU has other kernels."""
-    rows, expected = inputs[:8], answer[:8].astype(np.float64)
-    found = []
+def _noise(runner: Runner, inputs: NDArray[Any], answers: Answers, largest: int) -> Answers:
+    """Differences between answers to the same rows in batches of different sizes, for which a GPU has other kernels."""
+    differences: tuple[list[float], list[float]] = ([], [])
     for size in (size for size in _BATCH_SIZES if size <= largest):
-        for row, before in zip(rows, expected, strict=True):
-            found.append(np.abs(runner.run(np.repeat(row[np.newaxis], size, axis=0)) - before).max())
-    return float(max(found))
+        for row in range(min(len(inputs), _NOISE_ROWS)):
+            found = runner.run(np.repeat(inputs[row : row + 1], size, axis=0))
+            for kind, numbers, before in zip(differences, found, answers, strict=True):
+                kind.append(float(np.abs(numbers - before[row]).max()))
+    return Answers(np.array(differences[0], np.float32), np.array(differences[1], np.float32))

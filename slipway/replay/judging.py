@@ -22,14 +22,15 @@ Answer = Mapping[str, NDArray[np.float32]]  # (rows, ...) by output name
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an answer may be from the one it is compared with; a bound that is None is not asked for.
+    """How far an answer may be from the one it is compared with.
 
-    `relative` is absolute on probabilities and relative to the largest number, where that is above 1, on values; `absolute` comes on top.
-    Labels have to be equal but where the two best probabilities are within twice of it.
+    `relative` is absolute on probabilities and relative to the largest number, where that is above 1, on values and scores;
+    `absolute`, by output name, comes on top. Where `relative` is None only the outputs in `absolute` have a bound. Labels
+    have to be equal but where the two best probabilities are within twice of `relative` and `absolute`.
     """
 
     relative: float | None
-    absolute: float = 0.0
+    absolute: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,16 @@ class Hop:
     detail: str = ""  # why it parted, or was not executed
 
 
-def exact(noise: float = 0.0) -> Tolerance:
-    """Nothing may change, but for `noise`: how far a runtime's own answers differ between batch sizes."""
-    return Tolerance(MAX_DIFFERENCE, _MARGIN * noise)
+def exact(noise: Mapping[str, float]) -> Tolerance:
+    """Nothing may change, but for `noise`: how far a runtime's own answers differ between batch sizes, by output name."""
+    return Tolerance(MAX_DIFFERENCE, {name: _MARGIN * difference for name, difference in noise.items()})
 
 
 def of_variant(execution: Execution, measured: float | None) -> Tolerance:
     """What a variant may be off by; `measured` is the largest difference that its certificate saw, where there is one."""
     if execution.variant in ("fp32", "weights"):
-        return exact()
-    return Tolerance(None, 0.0 if measured is None else _MARGIN * measured)
+        return exact({})
+    return Tolerance(None, {} if measured is None else {"value": _MARGIN * measured})
 
 
 def compare(name: str, found: Answer, reference: str, expected: Answer, tolerance: Tolerance, output: OutputContract) -> Hop:
@@ -62,9 +63,8 @@ def compare(name: str, found: Answer, reference: str, expected: Answer, toleranc
     shown = describe(found[main], output)
     if found[main].shape != expected[main].shape:
         return Hop(name, "parted", reference, None, shown, f"answers of shape {found[main].shape}, expected {expected[main].shape}")
-    names = [key for key in found if key in expected]
-    difference = max(largest_difference(found[key], expected[key]) for key in names)
-    problems = _beyond(found, expected, names, tolerance, output) + _flipped(found[main], expected[main], tolerance, output)
+    difference = largest_difference(found[main], expected[main])
+    problems = _beyond(found, expected, tolerance) + _flipped(found[main], expected[main], tolerance, output)
     return Hop(name, "parted" if problems else "equal", reference, difference, shown, "; ".join(problems))
 
 
@@ -84,25 +84,26 @@ def describe(outputs: NDArray[np.float32], output: OutputContract) -> str:
     return ", ".join(rows) + (", ..." if len(outputs) > len(rows) else "")
 
 
-def _beyond(found: Answer, expected: Answer, names: list[str], tolerance: Tolerance, output: OutputContract) -> list[str]:
-    is_bounded = tolerance.relative is not None or (output.kind == "value" and tolerance.absolute > 0)
-    if not is_bounded:
-        finite = all(np.isfinite(found[name]).all() for name in names)
-        return [] if finite else ["it answered NaN or an infinity"]
+def _beyond(found: Answer, expected: Answer, tolerance: Tolerance) -> list[str]:
     problems = []
-    for name in names:
-        scale = 1.0 if name == "probabilities" else max(1.0, float(np.abs(expected[name]).max()))
-        most = (tolerance.relative or 0.0) * scale + tolerance.absolute
-        difference = largest_difference(found[name], expected[name])
-        if not difference <= most:
-            problems.append(f"the largest difference of {name} is {difference:.3g}, expected at most {most:.3g}")
+    for name in found:
+        if name not in expected:
+            continue
+        if not np.isfinite(found[name]).all():
+            problems.append(f"{name} is not finite")
+        elif tolerance.relative is not None or name in tolerance.absolute:
+            scale = 1.0 if name == "probabilities" else max(1.0, float(np.abs(expected[name]).max()))
+            most = (tolerance.relative or 0.0) * scale + tolerance.absolute.get(name, 0.0)
+            difference = largest_difference(found[name], expected[name])
+            if not difference <= most:
+                problems.append(f"the largest difference of {name} is {difference:.3g}, expected at most {most:.3g}")
     return problems
 
 
 def _flipped(found: NDArray[np.float32], expected: NDArray[np.float32], tolerance: Tolerance, output: OutputContract) -> list[str]:
     if not output.labels:
         return []
-    tie = 2 * ((tolerance.relative or 0.0) + tolerance.absolute) if tolerance.relative is not None else 0.0
+    tie = 0.0 if tolerance.relative is None else 2 * (tolerance.relative + tolerance.absolute.get("probabilities", 0.0))
     problems = []
     for row in np.flatnonzero(found.argmax(axis=1) != expected.argmax(axis=1)):
         best, now = int(expected[row].argmax()), int(found[row].argmax())

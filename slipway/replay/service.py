@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.bundle import LoadedBundle, OutputContract
+from slipway.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.certificate import Execution
 from slipway.errors import ParityError, UnavailableError
 from slipway.kept import REPLAYED, KeptRequest
@@ -30,32 +30,47 @@ def served_execution(url: str, bundle: LoadedBundle) -> Execution:
     return actual
 
 
-def ask_again(url: str, request: KeptRequest, output: OutputContract) -> Answer:
+def ask_again(url: str, request: KeptRequest, manifest: Bundle) -> Answer:
     """What the service answers now; ParityError if it refuses what it answered before, or answers in another form."""
     headers = {"content-type": request.content_type, "x-request-id": REPLAYED + secrets.token_hex(8)}
     try:
         answer = _ask(urllib.request.Request(f"{url.rstrip('/')}/predict", request.payload, headers, method="POST"))
     except _RefusedError as error:
         raise ParityError(f"it refused the request: {error}") from error
-    return outputs_of(answer.get("predictions", []) if request.is_list else [answer], output)
+    return outputs_of(answer.get("predictions", []) if request.is_list else [answer], manifest)
 
 
-def outputs_of(answers: list[dict[str, Any]], output: OutputContract) -> Answer:
-    """The numbers in answers as callers get them; ParityError if they have another form, or label and numbers do not go together."""
+def outputs_of(answers: list[dict[str, Any]], manifest: Bundle) -> Answer:
+    """The numbers in answers as callers get them; ParityError if they have another form, or do not go together."""
     try:
-        rows = [_row(answer, output) for answer in answers]
+        rows = [_row(answer, manifest) for answer in answers]
+        scores = [_score(answer, manifest) for answer in answers]
     except (KeyError, TypeError, ValueError) as error:
         raise ParityError(f"it answered {str(answers)[:_SHOWN]}, which is not of this bundle's form ({error!r})") from error
-    return {output.kind: np.array(rows, np.float32).reshape(len(rows), -1)}
+    return {manifest.output.kind: np.array(rows, np.float32).reshape(len(rows), -1), SCORE_NAME: np.array(scores, np.float32)}
 
 
-def _row(answer: dict[str, Any], output: OutputContract) -> list[float]:
-    if output.kind == "value":
+def _row(answer: dict[str, Any], manifest: Bundle) -> list[float]:
+    labels, calibration = manifest.output.labels, manifest.calibration
+    if not labels:
+        interval = calibration.interval(answer["value"])
+        if answer["interval"] != (interval and list(interval)):
+            raise ValueError("value and interval do not go together")
         return [float(answer["value"])]
-    numbers = [float(answer["probabilities"][label]) for label in output.labels]
+    numbers = [float(answer["probabilities"][label]) for label in labels]
     if len(answer["probabilities"]) != len(numbers) or answer["probabilities"][answer["label"]] != max(numbers):
         raise ValueError("label and probabilities do not go together")
+    inside = calibration.prediction_sets(np.array(numbers, np.float32))
+    if sorted(answer["prediction_set"]) != sorted(label for label, is_inside in zip(labels, inside, strict=True) if is_inside):
+        raise ValueError("probabilities and prediction_set do not go together")
     return numbers
+
+
+def _score(answer: dict[str, Any], manifest: Bundle) -> np.float32:
+    score = np.float32(answer["outlier_score"])
+    if answer["is_outlier"] is not bool(manifest.calibration.is_outlier(score)):
+        raise ValueError("outlier_score and is_outlier do not go together")
+    return score
 
 
 class _RefusedError(UnavailableError):

@@ -4,25 +4,30 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from slipway import files
 from slipway.bundle import LoadedBundle
+from slipway.calibration import Answers
 from slipway.errors import UnavailableError
 
 _WEIGHTS = "weights.safetensors"
+_STATISTICS = "outlier_score.safetensors"  # beside the checkpoint
 
 
-def torch_outputs(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """(rows, outputs) in the bundle's order of labels; UnavailableError with the reason where it cannot run here."""
+def torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) -> Answers:
+    """Of the network with the bundle's calibration, columns in the bundle's order of labels.
+
+    UnavailableError, IntegrityError or SchemaError with the reason where it cannot run here.
+    """
     _require(checkpoint, bundle)
     from slipway.export.hops import TorchRunner, in_order_of
+    from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network
 
-    network = load_network(checkpoint)
-    outputs = TorchRunner(network, bundle.manifest.output).run(inputs)
-    return in_order_of(bundle.manifest.output.labels, network.spec.classes, outputs)
+    network, manifest = load_network(checkpoint), bundle.manifest
+    outputs, scores = TorchRunner(calibrated(network, manifest.calibration, checkpoint.parent / _STATISTICS)).run(inputs)
+    return Answers(in_order_of(manifest.output.labels, network.spec.classes, outputs), scores)
 
 
 def _require(checkpoint: Path, bundle: LoadedBundle) -> None:

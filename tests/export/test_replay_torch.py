@@ -15,6 +15,7 @@ from slipway.kept import KeptRequest, digest_inputs
 from slipway.replay.hops import Places, Replay
 from slipway.replay.judging import Hop
 from slipway.runtime import open_onnx
+from tests.calibrations import described
 from tests.export.conftest import Project, _png
 from tests.export.test_planted_faults import altered, scale_weights
 
@@ -36,7 +37,7 @@ def with_lineage(project: Project, bundle: LoadedBundle, folder: Path) -> Loaded
 def replay(project: Project, bundle: LoadedBundle, checkpoint: Path | None = None) -> dict[str, Hop]:
     inputs = project.split("test").inputs[:1]
     runner = open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
-    outputs = runner.run(np.ascontiguousarray(inputs))
+    outputs, scores = runner.run(np.ascontiguousarray(inputs))
     labels = bundle.manifest.output.labels
     answer = {"label": labels[int(outputs.argmax())], "probabilities": dict(zip(labels, outputs[0].tolist(), strict=True))}
     request = KeptRequest(
@@ -48,8 +49,8 @@ def replay(project: Project, bundle: LoadedBundle, checkpoint: Path | None = Non
         payload=_png(inputs[0]),
         is_list=False,
         inputs_sha256=digest_inputs(inputs),
-        outputs={"probabilities": outputs},
-        answers=[answer],
+        outputs={"probabilities": outputs, "outlier_score": scores},
+        answers=[described(answer, float(scores[0]), bundle.manifest.calibration)],
     )
     places = Places(checkpoint or project.checkpoint, bundle.root.parent / "engine", None)
     return {hop.name: hop for hop in Replay(request, bundle, None, places).run()}

@@ -23,7 +23,7 @@ from slipway.kept import KeptFolder, encode_line, find_kept
 from slipway.preprocess import array_from_bytes
 from slipway.replay.__main__ import main
 from tests.conftest import ROOT
-from tests.serving.bundles import WEIGHTS, certify, classifier, log_of_mean, picture, row_classifier, table_row, write_bundle
+from tests.serving.bundles import LABELS, WEIGHTS, certify, classifier, log_of_mean, picture, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings, make_settings
 from tests.serving.in_process import run
 
@@ -159,7 +159,7 @@ def test_an_answer_that_the_model_does_not_give_any_more_parted_at_recorded(
     (request,) = find_kept(tmp_path / "kept", "one")
     outputs = request.outputs["probabilities"] + np.array([2e-5, -2e-5, 0], np.float32)
     answer = request.answers[0] | {"probabilities": dict(zip(request.answers[0]["probabilities"], outputs[0].tolist(), strict=True))}
-    kept_as(tmp_path / "kept", outputs={"probabilities": outputs}, answers=[answer])
+    kept_as(tmp_path / "kept", outputs=request.outputs | {"probabilities": outputs}, answers=[answer])
     code, output, _ = replayed("changed")
     assert code == 1
     assert "\nparted at recorded from onnxruntime/cpu/fp32: the largest difference of probabilities is 2e-05" in output
@@ -171,7 +171,7 @@ def test_an_answer_that_is_not_what_the_model_answered_parted_at_recorded(
 ) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (request,) = find_kept(tmp_path / "kept", "one")
-    kept_as(tmp_path / "kept", outputs={"probabilities": request.outputs["probabilities"][:, ::-1]})
+    kept_as(tmp_path / "kept", outputs=request.outputs | {"probabilities": request.outputs["probabilities"][:, ::-1]})
     code, output, _ = replayed("changed")
     assert code == 1
     assert "\nparted at recorded: the answer that was sent is not what the model answered" in output
@@ -213,9 +213,12 @@ def test_a_running_service_that_answers_otherwise_is_named(make_settings: MakeSe
     (request,) = find_kept(tmp_path / "kept", "one")
     card = {"model_version": request.model_version, "execution": {"actual": request.execution.model_dump()}}
     right = request.answers[0]
-    names, numbers = list(right["probabilities"]), list(right["probabilities"].values())
-    shuffled = dict(zip(names, numbers[1:] + numbers[:1], strict=True))
-    wrong = {"label": max(shuffled, key=lambda name: shuffled[name]), "probabilities": shuffled}
+    moved = dict(zip(LABELS, LABELS[1:] + LABELS[:1], strict=True))  # every label another's
+    wrong = right | {
+        "label": moved[right["label"]],
+        "probabilities": {moved[name]: share for name, share in right["probabilities"].items()},
+        "prediction_set": [moved[name] for name in right["prediction_set"]],
+    }
     with fake_service(card, right) as url:
         assert replayed("one", "--url", url)[0] == 0
     with fake_service(card, wrong) as url:
@@ -224,12 +227,14 @@ def test_a_running_service_that_answers_otherwise_is_named(make_settings: MakeSe
     assert "\nparted at service from onnxruntime/cpu/fp32: " in output
     for answer, status, reason in (
         (right | {"label": "other"}, 200, "not of this bundle's form"),
+        (right | {"prediction_set": []}, 200, "prediction_set do not go together"),
+        (right | {"outlier_score": right["outlier_score"] + 0.1}, 200, "the largest difference of outlier_score is 0.1"),
         ({"error": {"code": "undecodable"}}, 422, "it refused the request: 422"),
     ):
         with fake_service(card, answer, status) as url:
             code, output, _ = replayed("one", "--url", url)
         assert code == 1
-        assert "\nparted at service: " in output
+        assert "\nparted at service" in output
         assert reason in output
 
 

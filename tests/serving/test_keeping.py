@@ -16,7 +16,7 @@ from serving.keeping import Answered, Keeper, is_sampled
 from slipway.columns import encode_rows, read_row
 from slipway.kept import KeptFolder, KeptRequest, digest_inputs, find_kept, read_kept
 from slipway.preprocess import array_from_bytes
-from tests.serving.bundles import COLUMNS, CONTRACT, picture, row_probabilities, table_row
+from tests.serving.bundles import CLASS_FIELDS, COLUMNS, CONTRACT, picture, row_probabilities, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, run
 from tests.test_kept import EXECUTION
@@ -61,7 +61,8 @@ def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(make_se
     assert isinstance(found, KeptRequest)
     assert (found.request_id, found.payload, found.content_type) == ("mine", payload, "application/octet-stream")
     assert found.inputs_sha256 == digest_inputs(array_from_bytes(payload, CONTRACT)[None])
-    assert found.answers == [{name: answers[0][name] for name in ("label", "probabilities")}]
+    assert found.answers == [{name: answers[0][name] for name in CLASS_FIELDS}]
+    assert found.outputs["outlier_score"].tolist() == [answers[0]["outlier_score"]]
     assert found.outputs["probabilities"].tolist() == [list(answers[0]["probabilities"].values())]
     assert found.model_version == answers[0]["model_version"]
     assert abs(found.time.timestamp() - time.time()) < 60
