@@ -68,6 +68,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     with running(folder, workers=2, keep_directory=folder / "kept", keep_bytes=MIB) as server:
