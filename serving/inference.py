@@ -10,13 +10,17 @@ import logging
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from serving.batching import BatchAnswer, MicroBatcher
 from serving.decoding import Decoded, ImageDecoder
+from serving.keeping import Answered, Keeper, open_keeper
 from serving.model import InvalidAnswerError, ServedModel, load_model
 from serving.monitoring import Monitoring
 from serving.responses import RETRY_AFTER, Refusal
 from serving.rows import RowDecoder
 from serving.settings import Settings
+from slipway.bundle import SCORE_NAME
 from slipway.columns import ColumnContract
 from slipway.errors import SlipwayError
 
@@ -34,11 +38,13 @@ class Inference:
         self._batcher: MicroBatcher | None = None
         self._decoder: ImageDecoder | RowDecoder | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._keeper: Keeper | None = None
         self._num_pending = 0
 
     def start(self) -> None:
         """Begin to load the model; the event loop stays free to answer that it is not ready."""
         self._loading = asyncio.create_task(self._load())
+        self._keeper = open_keeper(self.settings, self.monitoring.kept)
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -57,6 +63,8 @@ class Inference:
         if self._batcher and self._decoder:
             await self._batcher.close()
             self._decoder.close()
+        if self._keeper:
+            await asyncio.to_thread(self._keeper.close)
 
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
@@ -64,7 +72,7 @@ class Inference:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self.model
 
-    async def predict(self, payload: bytes) -> dict[str, Any]:
+    async def predict(self, payload: bytes, request_id: str) -> dict[str, Any]:
         """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""
         model = self.require_model()
         if self._num_pending >= self.settings.max_queue:
@@ -74,6 +82,8 @@ class Inference:
             decoded = await self._decode(payload)
             batched = await self._run(decoded)
             answers = [model.answer(row.outputs, row.score) for row in batched]
+            if self._keeper:
+                self._keeper.offer(_answered(request_id, payload, model, decoded, batched, answers))
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)
@@ -137,3 +147,21 @@ class Inference:
             model.version, actual.backend, actual.provider, actual.variant, requested["provider"], requested["variant"],
             "".join(f"; passed over {reason}" for reason in model.selection.passed_over),
         )  # fmt: skip
+
+
+def _answered(
+    request_id: str, payload: bytes, model: ServedModel, decoded: Decoded, batched: list[BatchAnswer], answers: list[dict[str, Any]]
+) -> Answered:
+    """What is kept of a request."""
+    manifest = model.bundle.manifest
+    return Answered(
+        request_id=request_id,
+        payload=payload,
+        content_type="application/json" if isinstance(manifest.input, ColumnContract) else "application/octet-stream",
+        is_list=decoded.is_list,
+        inputs=decoded.inputs,
+        bundle_digest=model.bundle.digest,
+        execution=model.selection.actual,
+        outputs={manifest.output_name: [row.outputs for row in batched], SCORE_NAME: [np.asarray(row.score) for row in batched]},
+        answers=answers,
+    )

@@ -121,4 +121,4 @@ class Slipway:
     async def __is_ready__(self) -> bool:
         return inference().model is not None
 
-    predict = predict_method(COLUMNS, lambda payload: inference().predict(payload))
+    predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))

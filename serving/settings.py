@@ -47,11 +47,20 @@ class Settings(BaseSettings):
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
+    keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
+    keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
+    keep_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: as long as there is room
 
-    @field_validator("bundle", "certificate", "engine")
+    @field_validator("keep_directory", mode="before")
     @classmethod
-    def _from_the_root(cls, path: Path) -> Path:
-        return ROOT / path
+    def _empty_is_unset(cls, path: Any) -> Any:
+        return path or None
+
+    @field_validator("bundle", "certificate", "engine", "keep_directory")
+    @classmethod
+    def _from_the_root(cls, path: Path | None) -> Path | None:
+        return ROOT / path if path else None
 
     def threads_per_worker(self) -> int:
         """Threads of one worker's ONNX Runtime."""

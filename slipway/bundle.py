@@ -95,12 +95,23 @@ class Choice(Contract):
     hardware: dict[str, str]
 
 
+class DataSource(Contract):
+    """The raw data, as dvc.lock knows it."""
+
+    path: str  # `data.path`
+    hash: str  # how DVC digests: "md5"
+    digest: str  # of a file, or, ending in ".dir", of the list of a folder's files with their digests
+    bytes: int | None  # null where DVC does not say
+    files: int | None  # in a folder; null for a file
+
+
 class Lineage(Contract):
     """Where a bundle comes from."""
 
     git_revision: str | None  # null outside a git work tree
     git_dirty: bool
     params: dict[str, Any]  # the sections of params.yaml that shaped it, up to export
+    data: DataSource | None  # that `clean` read; null where no pipeline of DVC's ran
     digests: dict[str, str]  # hex SHA-256 by path, of dvc.lock, weights and packed manifest as they were
 
 

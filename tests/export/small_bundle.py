@@ -42,7 +42,7 @@ def write_small_bundle(
             "choice": {},
             "calibration": CALIBRATION,
             "metrics": {},
-            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
             "versions": {},
         }
     )

@@ -68,7 +68,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         choice={},
         calibration=CALIBRATION,
         metrics={},
-        lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+        lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={},
     )
     write_manifest(folder, manifest)
