@@ -101,7 +101,11 @@ def export_params() -> Params:
     content["data"] |= {"path": "data/raw.parquet"}
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     content["compile"] |= {"optimal_batch_size": 8, "variant": "fp16", "require": False}
-    content["verify"] |= {"batch_seconds": 60, "timing_rounds": 3, "max_metric_loss": {"fp16": 0.01, "int8": 0.05, "int8_dynamic": 0.05, "int8_tensorrt": 0.05}}
+    content["verify"] |= {
+        "batch_seconds": 60,
+        "timing_rounds": 3,
+        "max_metric_loss": {"fp16": 0.01, "int8": 0.05, "int8_dynamic": 0.05, "int8_tensorrt": 0.05},
+    }
     content["evaluate"] |= {"bootstrap_samples": 100}
     return parse_params(content)
 
