@@ -6,7 +6,6 @@ from pathlib import Path
 from slipway import files
 from slipway.calibration import write_calibration
 from slipway.command import run_stage
-from slipway.contract import is_classification
 from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.data.raw_columns import read_raw_columns
@@ -14,7 +13,7 @@ from slipway.data.rows import SPLIT_ROWS, read_table
 from slipway.data.transform_table import TRANSFORM_TABLE
 from slipway.errors import SchemaError
 from slipway.export.released import ask_released, open_released
-from slipway.metrics import Resampling, why_absent
+from slipway.metrics import Resampling
 from slipway.params import DataParams, Params
 from slipway.reports.calibration import Worth, uncalibrated
 from slipway.reports.evaluation import write_evaluation
@@ -57,8 +56,7 @@ def run(params: Params) -> None:
     fitted, raw = calibrator.fit(train, val), calibrator.predict(test.inputs)
     answers = fitted.apply(network, raw)
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
-    before = uncalibrated(raw.answers) if is_classification(manifest.task) else None
-    worth = Worth(fitted.calibration, test.targets, answers, before, resampling)
+    worth = Worth(fitted.calibration, test.targets, answers, uncalibrated(raw.answers, manifest.task), resampling)
     evaluation = measure_rows(test, manifest, worth, dimensions, released, wanted)
     gates = judge(evaluation, wanted, resampling)
     write_calibration(CALIBRATION, fitted.calibration)
@@ -69,8 +67,7 @@ def run(params: Params) -> None:
     write_evaluation(METRICS, evaluation)
     about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
     files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about))
-    absent = why_absent(manifest.task, test.targets, len(manifest.classes), wanted.top_k)
-    print(f"evaluate: {about}\n{evaluation_text(evaluation, absent)}\n  the worst errors: {PAGE}")
+    print(f"evaluate: {about}\n{evaluation_text(evaluation, wanted.top_k)}\n  the worst errors: {PAGE}")
     raise_missed(gates)
 
 

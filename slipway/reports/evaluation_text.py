@@ -1,7 +1,6 @@
 """What `evaluate` prints: headline numbers, the slices that are worse, and how far from the released model."""
 
-from collections.abc import Mapping
-
+from slipway.metrics import why_absent
 from slipway.reports.console import interval, number, text_table
 from slipway.reports.evaluation import Evaluation, headlines
 from slipway.reports.release_comparison import ReleasedComparison
@@ -10,8 +9,9 @@ from slipway.reports.slice_scores import SliceScores
 _MOST_SHOWN = 5
 
 
-def evaluation_text(evaluation: Evaluation, absent: Mapping[str, str]) -> str:
-    """Lines that begin with two spaces. `absent` are metrics that the rows do not define, with the reasons."""
+def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
+    """Lines that begin with two spaces, those too that tell which metrics the rows do not define, and why."""
+    absent = why_absent(evaluation.task, evaluation.targets, len(evaluation.classes), top_k)
     first = [(name, evaluation.metrics[name]) for name in headlines(evaluation.task)]
     first += evaluation.worth.metrics.items() if evaluation.worth else ()
     first += [

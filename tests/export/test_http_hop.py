@@ -242,7 +242,7 @@ def test_predictions_that_do_not_fit_their_rows_are_refused(tmp_path: Path, chan
     some = list(row_payloads(ROWS, table_rows()))[:3]
     bundle = write_small_bundle(tmp_path, contract=COLUMNS)
     with service(bundle, answer=answer_to_rows) as client:
-        assert client.predict_together(some).shape == (3, len(LABELS))
+        assert client.predict_together(some).shape == (3, len(LABELS) + 1)  # the outlier score is last
     with service(bundle, change, answer=answer_to_rows) as client, pytest.raises(ParityError, match=message) as caught:
         client.predict_together(some)
     assert "3 rows in one request, from row id0" in str(caught.value)

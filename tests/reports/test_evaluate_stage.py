@@ -23,7 +23,15 @@ from stages import evaluate
 from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, images, network, params_with
 
 Project = Callable[[Task], None]
-OUTPUTS = [evaluate.PREDICTIONS, evaluate.METRICS, evaluate.CONFUSION, evaluate.SLICES, evaluate.PAGE]
+OUTPUTS = [
+    evaluate.CALIBRATION,
+    evaluate.OUTLIER_SCORE,
+    evaluate.PREDICTIONS,
+    evaluate.METRICS,
+    evaluate.CONFUSION,
+    evaluate.SLICES,
+    evaluate.PAGE,
+]
 
 
 def test_a_classification_writes_every_output(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,6 +43,14 @@ def test_a_classification_writes_every_output(project: Project, capsys: pytest.C
     assert content["accuracy"] == read_metrics(evaluate.METRICS)["accuracy"].value
     assert [entry["class"] for entry in content["per_class"]] == CLASSES
     assert sum(entry["rows"] for entry in content["per_class"]) == NUM_TEST_ROWS
+    assert {entry["name"] for entry in content["calibration"]} >= {
+        "coverage",
+        "calibration_error",
+        "calibration_error_before",
+        "log_loss_before",
+    }
+    assert content["coverage"] == next(entry["value"] for entry in content["calibration"] if entry["name"] == "coverage")
+    assert "What the answers are worth" in evaluate.PAGE.read_text()
     printed = capsys.readouterr().out
     assert "21 test rows" in printed
     assert "0.7619" in printed
