@@ -54,15 +54,16 @@ svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2; stro
 svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); } svg .third { stroke: var(--good); }
 svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
-.log { display: grid; grid-template-columns: minmax(12rem, max-content) 1fr 6rem; gap: .15rem .75rem; align-items: center;
+.log { display: grid; grid-template-columns: 14rem 1fr 6rem; gap: .15rem .75rem; align-items: center;
   margin-bottom: .4rem; }
-.log > span:first-child { font-size: .9rem; overflow-wrap: anywhere; } .log b { font-weight: 600; font-variant-numeric: tabular-nums; }
+.log > span:first-child { font-size: .9rem; overflow-wrap: anywhere; }
+.log b { font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .track { position: relative; height: 1.1rem; border-right: 1px solid var(--line);
   background: repeating-linear-gradient(to right, var(--line) 0 1px, transparent 1px calc(100% / var(--decades))); }
 .track i { position: absolute; inset: .15rem auto .15rem 0; background: var(--mark); border-radius: 0 .2rem .2rem 0; }
 .track i.bad { background: var(--bad); }
 .track u { position: absolute; top: -.1rem; bottom: -.1rem; width: 2px; background: var(--ink); }
-@media (max-width: 40rem) { .log { grid-template-columns: 1fr 5rem; } .log > span:first-child { grid-column: 1 / -1; } }
+@media (max-width: 40rem) { .log { grid-template-columns: 1fr 6rem; } .log > span:first-child { grid-column: 1 / -1; } }
 .heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; vertical-align: middle; white-space: nowrap;
   min-width: 2.1rem; height: 2.1rem; border-radius: .3rem; }
 .heat th { padding: 0 .35rem; }

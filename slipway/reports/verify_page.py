@@ -49,7 +49,8 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
     sections = [
         _verdict(certificate, len(answered.ids)),
         Section("How far from the trained network", _difference_bars(compared)),
-        _agreement(hops, certificate.metric, answered.task),
+        _agreement(hops, answered.task),
+        _changes(hops, certificate.metric),
         *_flips(compared, answered, contract),
         _worst(compared, answered, contract),
         _speed(hops),
@@ -101,35 +102,40 @@ def _or_infinite(value: float | None) -> str:
     return "not finite" if value is None else number(value)
 
 
-def _agreement(hops: Sequence[Hop], metric: str, task: Task) -> Section:
-    executed = [hop for hop in hops if hop.actual is not None]
-    others = [name for name in next((hop.metric_changes for hop in hops if hop.metric_changes), {}) if name != metric]
-    columns = ["hop", "", "against", "rows", "largest", "mean", "of scores", "flipped", metric, "change"]
-    columns += [f"change of {name}" for name in others]
-    rows = [[*_agreement_row(hop, metric, task), *(_change(hop.metric_changes.get(name)) for name in others)] for hop in executed]
-    confidence = next((hop.metric.confidence for hop in hops if hop.metric), 0.95)
-    note = (
-        "Largest, mean and of scores: differences of the answers, and the largest of an outlier score. "
-        f"Change: the hop's number less the trained network's on the same rows, with its {confidence * 100:g} % interval over paired "
-        "resamples of the rows. The number itself is judged; the interval tells what other test rows could make of it."
-    )
-    shown = table(columns, rows, numeric=["rows", "largest", "mean", "of scores", "flipped", metric])
-    return Section("Agreement", join([shown, *_budgets(hops), paragraph(note, "note")]))
+def _agreement(hops: Sequence[Hop], task: Task) -> Section:
+    rows = [_agreement_row(hop, task) for hop in hops if hop.actual is not None]
+    columns = ["hop", "", "against", "rows", "largest", "mean", "of scores", "flipped"]
+    note = "Differences of the answers, the largest and the mean, and the largest of an outlier score."
+    return Section("Agreement", join([table(columns, rows, numeric=columns[3:]), paragraph(note, "note")]))
 
 
-def _agreement_row(hop: Hop, metric: str, task: Task) -> list[str]:
+def _agreement_row(hop: Hop, task: Task) -> list[str]:
     return [
         hop.name,
-        "✓ agrees" if hop.status == "agrees" else "✗ differs",
+        "✓\u00a0agrees" if hop.status == "agrees" else "✗\u00a0differs",
         hop.reference or "",
         str(hop.rows),
         _or_infinite(hop.max_difference) if hop.reference and hop.rows else "",
         number(hop.mean_difference) if hop.mean_difference is not None else "",
         number(hop.max_score_difference) if hop.max_score_difference is not None else "",
         str(len(hop.flipped)) if hop.reference and is_classification(task) else "",
-        number(hop.metric.value) if hop.metric else "",
-        _change(hop.metric_changes.get(metric)),
     ]
+
+
+def _changes(hops: Sequence[Hop], metric: str) -> Section:
+    executed = [hop for hop in hops if hop.actual is not None]
+    names = next((list(hop.metric_changes) for hop in hops if hop.metric_changes), [])
+    rows = [
+        [hop.name, number(hop.metric.value) if hop.metric else "", *(_change(hop.metric_changes.get(name)) for name in names)]
+        for hop in executed
+    ]
+    confidence = next((hop.metric.confidence for hop in hops if hop.metric), 0.95)
+    note = (
+        f"Change: the hop's number less the trained network's on the same rows, with its {confidence * 100:g} % interval over paired "
+        "resamples of the rows. The number itself is judged; the interval tells what other test rows could make of it."
+    )
+    shown = table(["hop", metric, *(f"change of {name.replace('_', ' ')}" for name in names)], rows, numeric=[metric])
+    return Section("Metrics", join([shown, *_budgets(hops), paragraph(note, "note")]))
 
 
 def _budgets(hops: Sequence[Hop]) -> list[Html]:
@@ -169,11 +175,11 @@ def _flips_of(hop: Hop, answered: Answered, contract: InputContract) -> Html:
     shown = rows[np.argsort(-lead, kind="stable")][:_MOST_FLIPS].tolist()
     note = (
         f"{len(rows)} of {hop.rows} rows: {was} had the right label with {hop.reference}, {is_now} have it here, "
-        f"{int(((old != targets) & (new != targets)).sum())} neither way. "
+        f"{int(((old != targets) & (new != targets)).sum())} neither way. The largest lead that was lost comes first"
+        f"{f'; {len(shown)} are shown, the certificate has every id' if len(shown) < len(rows) else ''}."
     )
-    note += f"Shown are {len(shown)}, " * (len(shown) < len(rows)) + "the largest lead that was lost first. The certificate has every id."
     captions = [(f"{_label(before[row], answered)} → {_label(after[row], answered)}", _both(row, hop, answered)) for row in shown]
-    return join([_exhibits(shown, captions, answered, contract), paragraph(note[0].upper() + note[1:], "note")])
+    return join([_exhibits(shown, captions, answered, contract), paragraph(note, "note")])
 
 
 def _both(row: int, hop: Hop, answered: Answered) -> str:

@@ -107,7 +107,7 @@ def test_flipped_rows_are_shown_with_both_answers_and_all_are_counted() -> None:
     num_flipped = len(int8.flipped)
     assert num_flipped > 12
     assert f"{num_flipped} of {NUM_ROWS} rows: {num_flipped} had the right label with torch, 0 have it here, 0 neither way." in document
-    assert "Shown are 12" in document
+    assert "12 are shown, the certificate has every id." in document
     assert document.count("<figure>") == 12 + 2  # and the worst row of fp32 and of int8; HTTP answers as fp32
     assert "ape → cow" in document
     assert "Labels that flip: onnxruntime/cpu/int8" in document
