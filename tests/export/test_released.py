@@ -186,7 +186,7 @@ def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest
     monkeypatch.chdir(tmp_path)
     manifest = write_packed_table(releasing.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12})
     digests = {"data/packed/manifest.json": files.sha256_file(releasing.PACKED / "manifest.json")}
-    lineage = Lineage(git_revision=None, git_dirty=False, params={}, digests=digests)
+    lineage = Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests=digests)
     certify(releasing.CERTIFICATE, write_bundle(releasing.BUNDLE, row_classifier(), lineage=lineage))
     assert is_table(manifest.task)
     return manifest
