@@ -73,7 +73,7 @@ class Inference:
         try:
             decoded = await self._decode(payload)
             batched = await self._run(decoded)
-            answers = [model.answer(row.outputs) for row in batched]
+            answers = [model.answer(row.outputs, row.score) for row in batched]
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)

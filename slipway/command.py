@@ -2,16 +2,21 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from slipway.disk_faults import disk_fault
+from slipway.disk_faults import disk_fault, try_to_write
 from slipway.errors import SlipwayError
 from slipway.params import Params, load_params
+
+_WRITTEN = tuple(Path(name) for name in ("data", "artifacts", "metrics", "reports", ".work"))
 
 
 def run_stage(run: Callable[[Params], None]) -> None:
     """Call `run(params)`; what the user can mend becomes a message on stderr and exit code 1, Ctrl-C exit code 130."""
     try:
-        run(load_params())
+        params = load_params()
+        try_to_write(_WRITTEN)
+        run(params)
     except SlipwayError as error:
         _end(_with_notes(str(error), error), 1)
     except KeyboardInterrupt:

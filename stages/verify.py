@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.calibration import Calibration, read_calibration
 from slipway.certificate import Hop, write_certificate
 from slipway.columns import ColumnContract
 from slipway.command import run_stage
 from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.sources import read_samples
 from slipway.data.table_source import read_json_rows
+from slipway.errors import ParityError
 from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.passport import PASSPORT
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
+CALIBRATION = Path("artifacts/calibration.json")
+OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
 CERTIFICATE = Path("artifacts/certificate.json")
@@ -37,13 +41,22 @@ def run(params: Params) -> None:
     from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
+    from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network
 
-    bundle, network = load_bundle(BUNDLE), load_network(CHECKPOINT)
+    bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()
-    rows = read_test_rows(PACKED, network.spec.classes)
+    network = calibrated(trained, _calibration(bundle), OUTLIER_SCORE)
+    rows = read_test_rows(PACKED, trained.spec.classes)
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
-    read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
+    read = [
+        BUNDLE / "bundle.json",
+        CALIBRATION,
+        OUTLIER_SCORE,
+        CHECKPOINT / "model.json",
+        CHECKPOINT / "weights.safetensors",
+        PACKED / "manifest.json",
+    ]
     digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
@@ -58,6 +71,13 @@ def run(params: Params) -> None:
     files.write_json(METRICS, summarise(certificate))
     print(hop_table(hops, rows.task))
     raise_if_refused(certificate, CERTIFICATE)
+
+
+def _calibration(bundle: LoadedBundle) -> Calibration:
+    calibration = read_calibration(CALIBRATION)
+    if bundle.manifest.calibration != calibration:
+        raise ParityError(f"{BUNDLE} has another calibration than {CALIBRATION}, so its sets would differ. Run `dvc repro export`.")
+    return calibration
 
 
 def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> Hop:

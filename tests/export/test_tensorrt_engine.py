@@ -19,6 +19,7 @@ from slipway.params import Params
 from slipway.passport import Profile
 from slipway.preprocess import ImageContract
 from slipway.training.networks import NetworkSpec, build_network
+from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import Project
 from tests.packed_tables import write_packed_table
 
@@ -38,7 +39,7 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     )  # fmt: skip
     torch.manual_seed(0)
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
-    trained = Trained(build_network(spec).eval(), spec.task, contract, spec.classes, "0" * 64, {})
+    trained = Trained(calibrated(build_network(spec), pictures), spec.task, contract, spec.classes, "0" * 64, CALIBRATION, {})
     folder = tmp_path_factory.mktemp("resnet18")
     write_bundle(folder, trained, ExportRows(pictures, pictures), export_params.export, trace_lineage({}, []))
     return load_bundle(folder)
@@ -55,8 +56,9 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
         target_scale=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    trained = Trained(build_network(spec).eval(), spec.task, spec.input, spec.classes, "0" * 64, {})
     rows = ExportRows(*(open_split(root / "packed", manifest, split).inputs[:] for split in ("train", "val")))
+    network = calibrated(build_network(spec), rows.calibration)
+    trained = Trained(network, spec.task, spec.input, spec.classes, "0" * 64, CALIBRATION, {})
     (root / "bundle").mkdir()
     write_bundle(root / "bundle", trained, rows, export_params.export, trace_lineage({}, []))
     return load_bundle(root / "bundle")
