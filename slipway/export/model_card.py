@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.bundle import Metric, ModelFile
+from slipway.calibration import Calibration
 from slipway.columns import ColumnContract
 from slipway.contract import is_classification
 from slipway.errors import SchemaError
@@ -29,6 +30,7 @@ class CardFacts:
     """What a card is made from."""
 
     training: TrainingCard
+    calibration: Calibration
     metrics: Mapping[str, Metric]
     models: Mapping[str, ModelFile]
     params: Mapping[str, Any]  # the sections of params.yaml
@@ -60,6 +62,7 @@ def model_card(facts: CardFacts) -> str:
         ("Data", _data(facts)),
         ("Training", _training(facts)),
         ("How good it is", _quality(facts)),
+        ("How sure it is", _certainty(facts)),
         ("Where it is weak", _weak(facts)),
         ("Files", _files(facts)),
         ("Where it comes from", _origin(facts)),
@@ -167,12 +170,42 @@ def _by_class(facts: CardFacts) -> Iterator[str]:
     yield f"{shown}:\n\n" + "\n".join(lines)
 
 
+def _certainty(facts: CardFacts) -> str:
+    calibration, measured = facts.calibration, {entry["name"]: Metric(**_without_name(entry)) for entry in facts.evaluation["calibration"]}
+    conformal, outlier = calibration.conformal, calibration.outlier
+    covered = measured["coverage"]
+    kind = "set of labels" if is_classification(facts.training.network.task) else "interval"
+    lines = [
+        f"Beside each answer stands a {kind} that holds the truth for at least {conformal.coverage:.0%} of rows like the validation rows "
+        f"(conformal prediction, {conformal.rows:,} rows). On the test split it did for {covered.value:.1%} "
+        f"({covered.low:.1%} to {covered.high:.1%}).",
+        f"Each answer has an outlier score. At most {outlier.share:.1%} of ordinary rows are meant to be above its threshold; "
+        f"of the test split {measured['outliers'].value:.1%} are."
+        if outlier.threshold is not None
+        else f"The outlier score has no threshold: {outlier.rows:,} validation rows are too few for one.",
+    ]
+    if "calibration_error_before" in measured:
+        lines.insert(
+            0,
+            f"Probabilities are calibrated inside the graph (temperature {calibration.temperature:.3g}): their expected error is "
+            f"{number(facts.metrics['calibration_error'].value)}, without it {number(measured['calibration_error_before'].value)}.",
+        )
+    return "\n".join(f"* {line}" for line in lines)
+
+
+def _without_name(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "name"}
+
+
 def _weak(facts: CardFacts) -> str:
     return "\n".join(f"* {line}" for line in _weaknesses(facts)) or "Nothing was found."
 
 
 def _weaknesses(facts: CardFacts) -> Iterator[str]:
     classes: Sequence[Mapping[str, Any]] = facts.evaluation.get("per_class", [])
+    for entry in (entry for entry in facts.evaluation.get("slices", []) if entry["is_worse"]):
+        found = f"{_words(entry['metric'])} {number(entry['measured'])} ({number(entry['low'])} to {number(entry['high'])}, n = {entry['rows']:,})"
+        yield f"Worse than the rest where {entry['by']} is {entry['value']}: {found}."
     few = [f"{entry['class']} ({entry['rows']})" for entry in classes if entry["rows"] < _FEW_ROWS]
     if few:
         yield f"Fewer than {_FEW_ROWS} test rows, too few to say much: {', '.join(few)}."
@@ -182,7 +215,7 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
     if unchecked:
         yield f"Rules of cleaning that were switched off: {', '.join(unchecked)}."
     if is_classification(facts.training.network.task):
-        yield "It always names one of its classes: a picture or row of anything else gets the nearest of them."
+        yield "It always names one of its classes, whatever it is shown: see the outlier score."
     yield "Its figures hold for data like the test split. Other sources, devices, places and times were not measured."
 
 
