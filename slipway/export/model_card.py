@@ -188,7 +188,7 @@ def _certainty(facts: CardFacts) -> str:
         lines.insert(
             0,
             f"Probabilities are calibrated inside the graph (temperature {calibration.temperature:.3g}): their expected error is "
-            f"{number(facts.metrics['calibration_error'].value)}, without it {number(measured['calibration_error_before'].value)}.",
+            f"{number(measured['calibration_error'].value)}, without it {number(measured['calibration_error_before'].value)}.",
         )
     return "\n".join(f"* {line}" for line in lines)
 
@@ -204,7 +204,8 @@ def _weak(facts: CardFacts) -> str:
 def _weaknesses(facts: CardFacts) -> Iterator[str]:
     classes: Sequence[Mapping[str, Any]] = facts.evaluation.get("per_class", [])
     for entry in (entry for entry in facts.evaluation.get("slices", []) if entry["is_worse"]):
-        found = f"{_words(entry['metric'])} {number(entry['measured'])} ({number(entry['low'])} to {number(entry['high'])}, n = {entry['rows']:,})"
+        bounds = f"{number(entry['low'])} to {number(entry['high'])}, n = {entry['rows']:,}"
+        found = f"{_words(entry['metric'])} {number(entry['measured'])} ({bounds})"
         yield f"Worse than the rest where {entry['by']} is {entry['value']}: {found}."
     few = [f"{entry['class']} ({entry['rows']})" for entry in classes if entry["rows"] < _FEW_ROWS]
     if few:
