@@ -2,6 +2,7 @@
 
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
+artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
 
 A format version that is not known, a missing file or a changed byte is refused.
 """
@@ -21,6 +22,7 @@ from slipway.input_contract import InputContract
 
 FORMAT_VERSION = 3
 MANIFEST = "bundle.json"
+CARD = "MODEL_CARD.md"
 SCORE_NAME = "outlier_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
@@ -130,6 +132,7 @@ class Bundle(Contract):
     choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     metrics: dict[str, Metric]  # on the test split, of the trained network
+    card_sha256: str | None  # hex, of MODEL_CARD.md; null where there is none
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it
 
@@ -160,19 +163,27 @@ class LoadedBundle:
         if variant not in self.manifest.models:
             raise BundleError(f"{self.root} has no variant {variant!r}, it has {', '.join(sorted(self.manifest.models))}.")
         model = self.manifest.models[variant]
-        path = self.root / model.file
+        return self._verified(model.file, model.sha256)
+
+    def card(self) -> str | None:
+        """The model card, Markdown, or None where the bundle has none; BundleError if it is absent or altered."""
+        return self._verified(CARD, self.manifest.card_sha256).decode() if self.manifest.card_sha256 else None
+
+    def verify(self) -> None:
+        """Check every file."""
+        for variant in self.manifest.models:
+            self.model_bytes(variant)
+        self.card()
+
+    def _verified(self, file: str, sha256: str) -> bytes:
+        path = self.root / file
         try:
             payload = path.read_bytes()
         except FileNotFoundError:
             raise BundleError(f"{path} is missing. Run `dvc repro export`, or copy the whole bundle again.") from None
-        if files.sha256_bytes(payload) != model.sha256:
+        if files.sha256_bytes(payload) != sha256:
             raise BundleError(f"{path} was altered: its SHA-256 is not the one in {MANIFEST}. Run `dvc repro export`, or copy it again.")
         return payload
-
-    def verify(self) -> None:
-        """Check every model file."""
-        for variant in self.manifest.models:
-            self.model_bytes(variant)
 
 
 def write_manifest(root: Path, manifest: Bundle) -> None:

@@ -392,6 +392,7 @@ class GoalParams(_Section):
 class ExportParams(_Section):
     """The ONNX graphs that are made, and which of them is chosen."""
 
+    purpose: str | None  # what the model is for and what not, for its card; null: the card says that nobody wrote it down
     opset: Annotated[int, Field(ge=18, le=24)]
     max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # largest batch the graphs and the service take
     variants: Annotated[list[Variant], Field(min_length=1)]

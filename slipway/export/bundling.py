@@ -6,6 +6,7 @@ of the right signature can be exported.
 
 import math
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.bundle import CARD, FORMAT_VERSION, Bundle, Choice, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
 from slipway.calibration import Answers, Calibration
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
@@ -31,6 +32,7 @@ from slipway.reports.leaderboard_page import Attempt, Leaderboard
 from slipway.runtime import open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
+WriteCard = Callable[[Mapping[str, ModelFile], Mapping[str, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
 
@@ -70,8 +72,11 @@ def write_bundle(
     resampling: Resampling,
     lineage: Lineage,
     effort: Effort = FULL,
+    card: WriteCard | None = None,
 ) -> Leaderboard:
     """Fill the folder `root` with a bundle of every variant in `params` that has something to gain, and of the choice among them.
+
+    `card` writes its model card; None for none.
 
     ParityError where torch and fp32 differ by more than 1e-5, or where a variant is broken.
     """
@@ -92,7 +97,12 @@ def write_bundle(
         models[variant] = describe_model(path, PRECISION[variant], MEANT_FOR[variant])
     contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    write_manifest(root, _manifest(trained, params, models, board, lineage))
+    manifest = _manifest(trained, params, models, board, lineage)
+    if card is not None:
+        text = card(models, board.choice).encode()
+        files.write_bytes(root / CARD, text)
+        manifest = manifest.model_copy(update={"card_sha256": files.sha256_bytes(text)})
+    write_manifest(root, manifest)
     return board
 
 
@@ -151,6 +161,7 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         choice=board.choice,
         calibration=trained.calibration,
         metrics=trained.metrics,
+        card_sha256=None,
         lineage=lineage,
         versions=package_versions(),
     )

@@ -68,6 +68,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         choice={},
         calibration=CALIBRATION,
         metrics={},
+        card_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={},
     )

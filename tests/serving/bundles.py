@@ -168,6 +168,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         choice={},
         calibration=CALIBRATION,
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
+        card_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={"onnx": onnx.__version__},
     )
