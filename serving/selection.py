@@ -2,7 +2,8 @@
 
 What is asked for by name is done or refused. `auto` takes the first that is possible here *and* that
 the certificate says agrees; what it passes over is kept with the reason and shown in the log and in /model.
-A file that was altered or swapped since it was certified is never passed over: nothing is served then.
+A file that was altered or swapped since it was certified is never passed over: nothing is served then. Where the engine is
+another machine's, one that was built and certified on this machine takes its place.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from slipway import runtime
 from slipway.bundle import LoadedBundle
 from slipway.certificate import Certificate, Execution
 from slipway.errors import EngineError, UnavailableError
-from slipway.passport import read_passport
-from slipway.runtime import Runner
+from slipway.passport import read_passport, read_request
+from slipway.rebuild import TargetCertificate, open_rebuilt
+from slipway.runtime import ONNX_TENSORRT, Runner
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Selection:
     runner: Runner
     requested: dict[str, str]
     passed_over: list[str]  # "cuda/fp16: no NVIDIA driver", in the order of preference
+    target_certificate: TargetCertificate | None = None  # of an engine that was built on this machine
 
     @property
     def actual(self) -> Execution:
@@ -39,9 +42,8 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
     passed_over: list[str] = []
     for provider, variant in _candidates(settings):
         try:
-            runner = _open(settings, bundle, certificate, provider, variant)
-            _require_agreement(certificate, runner.actual)
-            return Selection(runner, {"provider": settings.provider, "variant": settings.variant}, passed_over)
+            runner, target = _open(settings, bundle, certificate, provider, variant)
+            return Selection(runner, {"provider": settings.provider, "variant": settings.variant}, passed_over, target)
         except (UnavailableError, EngineError) as error:
             passed_over.append(f"{provider}/{variant}: {error}")
     raise UnavailableError(
@@ -50,15 +52,18 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
 
 
 def _candidates(settings: Settings) -> Iterator[tuple[str, str]]:
-    """(provider, variant) from the most to the least preferred; int8 only where it is asked for."""
-    preferences = {"tensorrt": ["any"], "cuda": ["fp16", "fp32"], "cpu": ["fp32"]}
+    """(provider, variant) from the most to the least preferred; int8, and what takes minutes to start, only where it is asked for."""
+    preferences = {"tensorrt": ["any"], ONNX_TENSORRT: ["fp16"], "cuda": ["fp16", "fp32"], "cpu": ["fp32"]}
     for provider, variants in preferences.items():
-        if settings.provider in ("auto", provider):
+        if settings.provider == provider or (settings.provider == "auto" and provider != ONNX_TENSORRT):
             for variant in variants if settings.variant == "auto" else [settings.variant]:
                 yield provider, variant
 
 
-def _open(settings: Settings, bundle: LoadedBundle, certificate: Certificate, provider: str, variant: str) -> Runner:
+def _open(
+    settings: Settings, bundle: LoadedBundle, certificate: Certificate, provider: str, variant: str
+) -> tuple[Runner, TargetCertificate | None]:
+    """A runner that one of the two certificates says agrees."""
     if provider == "tensorrt":
         return _open_engine(settings, bundle, certificate, variant)
     reason = runtime.why_unavailable(provider)
@@ -66,22 +71,51 @@ def _open(settings: Settings, bundle: LoadedBundle, certificate: Certificate, pr
         raise UnavailableError(f"{reason}.")
     if variant not in bundle.manifest.models:
         raise UnavailableError(f"the bundle has no such variant, it has {', '.join(sorted(bundle.manifest.models))}.")
+    runner = _open_onnx(settings, bundle, provider, variant)
+    _require_agreement(certificate, runner.actual)
+    return runner, None
+
+
+def _open_onnx(settings: Settings, bundle: LoadedBundle, provider: str, variant: str) -> Runner:
+    num_threads = settings.threads_per_worker()
+    if provider == ONNX_TENSORRT:
+        profile = read_request(settings.engine).profile
+        return runtime.open_onnx_tensorrt(bundle, variant, profile, settings.engine_cache, num_threads)
     return runtime.open_onnx(
         bundle.model_bytes(variant),
         variant=variant,
         precision=bundle.manifest.models[variant].precision,
         provider=provider,
-        num_threads=settings.threads_per_worker(),
+        num_threads=num_threads,
     )
 
 
-def _open_engine(settings: Settings, bundle: LoadedBundle, certificate: Certificate, variant: str) -> Runner:
+def _open_engine(
+    settings: Settings, bundle: LoadedBundle, certificate: Certificate, variant: str
+) -> tuple[Runner, TargetCertificate | None]:
+    """The certified engine; or, where it cannot run here, the one that was built here."""
+    runner: Runner
+    target = None
+    try:
+        runner = _open_certified_engine(settings, bundle, certificate)
+    except (UnavailableError, EngineError) as error:
+        if not settings.rebuilt_engine.exists():
+            raise
+        try:
+            runner, target = open_rebuilt(settings.rebuilt_engine, bundle)
+        except (UnavailableError, EngineError) as here:
+            raise EngineError(f"{error} And the engine that was built here: {here}") from None
+    if variant not in ("any", runner.actual.variant):
+        raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
+    return runner, target
+
+
+def _open_certified_engine(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -> Runner:
     if certificate.engine_digest is None:
         read_passport(settings.engine)  # where there is no engine it says so itself
         raise UnavailableError(f"the certificate was made without the engine in {settings.engine}; run `dvc repro verify`.")
     runner = runtime.open_engine(settings.engine, bundle, certificate.engine_digest)
-    if variant not in ("any", runner.actual.variant):
-        raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
+    _require_agreement(certificate, runner.actual)
     return runner
 
 

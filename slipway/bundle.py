@@ -2,6 +2,7 @@
 
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
+artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.canary_rows is 0
 
 A format version that is not known, a missing file or a changed byte is refused.
 """
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from slipway import files
+from slipway.canary import Canary, CanaryRows, parse_canary
 from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.input_contract import InputContract
@@ -71,6 +73,7 @@ class Bundle(Contract):
     output_name: str
     max_batch_size: int
     models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_tensorrt"
+    canary: Canary | None  # null where export.canary_rows is 0
     metrics: dict[str, Metric]  # on the test split, of the trained network
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it
@@ -93,20 +96,28 @@ class LoadedBundle:
         """The graph of `variant`, the very bytes that were digested; BundleError if it is absent or altered."""
         if variant not in self.manifest.models:
             raise BundleError(f"{self.root} has no variant {variant!r}, it has {', '.join(sorted(self.manifest.models))}.")
-        model = self.manifest.models[variant]
-        path = self.root / model.file
+        return self._verified(self.manifest.models[variant])
+
+    def canary_rows(self) -> CanaryRows | None:
+        """The canary rows, or None where the bundle has none; BundleError if their file is absent or altered."""
+        canary = self.manifest.canary
+        return parse_canary(self._verified(canary), canary.rows) if canary else None
+
+    def verify(self) -> None:
+        """Check every file."""
+        for variant in self.manifest.models:
+            self.model_bytes(variant)
+        self.canary_rows()
+
+    def _verified(self, entry: ModelFile | Canary) -> bytes:
+        path = self.root / entry.file
         try:
             payload = path.read_bytes()
         except FileNotFoundError:
             raise BundleError(f"{path} is missing. Run `dvc repro export`, or copy the whole bundle again.") from None
-        if files.sha256_bytes(payload) != model.sha256:
+        if files.sha256_bytes(payload) != entry.sha256:
             raise BundleError(f"{path} was altered: its SHA-256 is not the one in {MANIFEST}. Run `dvc repro export`, or copy it again.")
         return payload
-
-    def verify(self) -> None:
-        """Check every model file."""
-        for variant in self.manifest.models:
-            self.model_bytes(variant)
 
 
 def write_manifest(root: Path, manifest: Bundle) -> None:

@@ -2,16 +2,30 @@
 
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from slipway.disk_faults import disk_fault
 from slipway.errors import SlipwayError
-from slipway.params import Params, load_params
+
+if TYPE_CHECKING:
+    from slipway.params import Params
 
 
-def run_stage(run: Callable[[Params], None]) -> None:
-    """Call `run(params)`; what the user can mend becomes a message on stderr and exit code 1, Ctrl-C exit code 130."""
-    try:
+def run_stage(run: "Callable[[Params], None]") -> None:
+    """`run_command` with what is in `params.yaml`."""
+
+    def with_params() -> None:
+        from slipway.params import load_params  # what runs without params.yaml lacks the package that reads it, too
+
         run(load_params())
+
+    run_command(with_params)
+
+
+def run_command(run: Callable[[], None]) -> None:
+    """Call `run()`; what the user can mend becomes a message on stderr and exit code 1, Ctrl-C exit code 130."""
+    try:
+        run()
     except SlipwayError as error:
         _end(_with_notes(str(error), error), 1)
     except KeyboardInterrupt:

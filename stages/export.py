@@ -17,6 +17,7 @@ BUNDLE = Path("artifacts/bundle")
 def run(params: Params) -> None:
     """Export, check and bundle."""
     from slipway.export.bundling import ExportRows, Trained, report_table, write_bundle
+    from slipway.export.canary import choose_canary
     from slipway.export.lineage import trace_lineage
     from slipway.export.variants import calibration_rows
     from slipway.training.networks import load_network, read_model_card
@@ -32,9 +33,11 @@ def run(params: Params) -> None:
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
+    validation = open_split(PACKED, manifest, "val", verify=True)
     rows = ExportRows(
         calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
-        validation=open_split(PACKED, manifest, "val", verify=True).inputs,
+        validation=validation.inputs,
+        canary=choose_canary(validation, params.seed, params.export.canary_rows),
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)

@@ -26,6 +26,7 @@ PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
+ENGINE_CACHE = Path(".work/engine_cache")  # where the service looks, too
 CERTIFICATE = Path("artifacts/certificate.json")
 METRICS = Path("metrics/verify.json")
 DRAFT = Path(".work/verify/certificate.json")
@@ -48,7 +49,8 @@ def run(params: Params) -> None:
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
-    measured = [runner.torch, *runner.run_onnx(), runner.run_engine(ENGINE, engine_digest)]
+    through_tensorrt = [*runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE), runner.run_engine(ENGINE, engine_digest)]
+    measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
     hops = [hop for hop, _ in measured]
     write_certificate(DRAFT, make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=True))
     hops.append(_run_service(params, comparison, bundle, measured))

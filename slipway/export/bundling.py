@@ -17,8 +17,10 @@ from torch import nn
 
 from slipway import files
 from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.canary import Canary
 from slipway.contract import Task, is_classification
 from slipway.data.packed import Inputs
+from slipway.export.canary import ChosenRows, write_canary
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.lineage import package_versions
 from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, refuse_broken, run_in_batches
@@ -52,10 +54,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """(rows, ...) as the network takes them: training rows to calibrate on, validation rows to check on."""
+    """(rows, ...) as the network takes them: training rows to calibrate on, validation rows to check on and some to bundle."""
 
     calibration: NDArray[Any]
     validation: Inputs
+    canary: ChosenRows | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,11 @@ def write_bundle(root: Path, trained: Trained, rows: ExportRows, params: ExportP
         path = root / f"model_{variant}.onnx"
         files.write_bytes(path, graph)
         models[variant] = describe_model(path, PRECISION[variant], MEANT_FOR[variant])
-    write_manifest(root, _manifest(trained, params, models, lineage))
+    precisions: dict[str, str] = {variant: model.precision for variant, model in models.items()}
+    canary = write_canary(
+        root, rows.canary, precisions, lambda variant: _open((root / models[variant].file).read_bytes(), variant), params.max_batch_size
+    )
+    write_manifest(root, _manifest(trained, params, models, canary, lineage))
     return reports
 
 
@@ -134,7 +141,7 @@ def _latency_ms(runner: Runner, row: NDArray[Any]) -> float:
     return statistics.median(timed() for _ in range(_TIMED_CALLS)) * 1000
 
 
-def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], lineage: Lineage) -> Bundle:
+def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], canary: Canary | None, lineage: Lineage) -> Bundle:
     return Bundle(
         format_version=FORMAT_VERSION,
         task=trained.task,
@@ -144,6 +151,7 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         output_name=trained.output.kind,
         max_batch_size=params.max_batch_size,
         models=models,
+        canary=canary,
         metrics=trained.metrics,
         lineage=lineage,
         versions=package_versions(),

@@ -13,16 +13,16 @@ from torch import nn
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
-from slipway.certificate import Execution
 from slipway.errors import ParityError
 from slipway.export.certification import first_fault, make_certificate, raise_if_refused
 from slipway.export.comparison import Comparison, read_test_rows
 from slipway.export.hops import HopRunner, Measured
 from slipway.export.variants import fp16_graph
 from slipway.params import Params
-from slipway.passport import PASSPORT, Machine, Passport, Profile, write_engine
+from slipway.passport import PASSPORT, Profile, write_engine
 from slipway.training.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
+from tests.export.small_bundle import passport_for
 
 pytestmark = pytest.mark.slow
 
@@ -140,17 +140,7 @@ def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: P
     bundle = classifier.bundle()
     comparison = Comparison(read_test_rows(classifier.packed, bundle_classes(classifier)), RESAMPLING)
     runner = HopRunner(comparison, bundle, classifier.network(), export_params.verify)
-    execution = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
-    stale = Passport(
-        format_version=1,
-        engine_sha256=files.sha256_bytes(b"plan"),
-        model_sha256="0" * 64,
-        bundle_digest="0" * 64,
-        profile=Profile(smallest=1, optimal=8, largest=32),
-        machine=Machine(tensorrt_version="10.16", cuda_version="13.0", driver_version="13.0", gpu="H200", compute_capability="9.0"),
-        requested=execution,
-        actual=execution,
-    )
+    stale = passport_for(bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32))
     write_engine(tmp_path / "stale", b"plan", stale)
     hop, _ = runner.run_engine(tmp_path / "stale")
     assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")

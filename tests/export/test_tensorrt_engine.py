@@ -13,11 +13,11 @@ from slipway.data.packed import open_split
 from slipway.errors import EngineError
 from slipway.export.bundling import ExportRows, Trained, write_bundle
 from slipway.export.lineage import trace_lineage
-from slipway.export.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
 from slipway.export.variants import MEANT_FOR
 from slipway.params import Params
 from slipway.passport import Profile
 from slipway.preprocess import ImageContract
+from slipway.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
 from slipway.training.networks import NetworkSpec, build_network
 from tests.export.conftest import Project
 from tests.packed_tables import write_packed_table
@@ -67,6 +67,7 @@ def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -
         model=bundle.model_bytes(variant),
         input_name=bundle.manifest.input_name,
         row_shape=bundle.manifest.input.shape,
+        precision=bundle.manifest.models[variant].precision,
         profile=Profile(smallest=1, optimal=8, largest=32),
         workspace_bytes=256 << 20,
         timing_cache=timing_cache,
@@ -75,7 +76,7 @@ def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -
 
 
 def nothing() -> BuildRequest:
-    return BuildRequest(b"", "image", (1, 1, 1), Profile(smallest=1, optimal=1, largest=1), workspace_bytes=1)
+    return BuildRequest(b"", "image", (1, 1, 1), "fp32", Profile(smallest=1, optimal=1, largest=1), workspace_bytes=1)
 
 
 @needs_rtx
