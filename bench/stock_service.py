@@ -25,7 +25,7 @@ class Stock:
     @bentoml.api  # type: ignore[untyped-decorator]
     def predict(self, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
         """`label` and `probabilities` of one image."""
-        outputs = self.runner.run(array_from_bytes(image.read_bytes(), self.contract)[None])[0]
+        outputs = self.runner.run(array_from_bytes(image.read_bytes(), self.contract)[None]).outputs[0]
         labels = self.bundle.manifest.output.labels
         probabilities = dict(zip(labels, outputs.tolist(), strict=True))
         return {"label": labels[int(outputs.argmax())], "probabilities": probabilities, "model_version": self.bundle.version}

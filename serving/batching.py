@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Run = Callable[[NDArray[Any]], NDArray[np.float32]]
+from slipway.calibration import Answers
+
+Run = Callable[[NDArray[Any]], Answers]
 
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """One item's outputs (outputs,) float32, and how long it waited and ran."""
+    """One item's outputs (outputs,) float32 and outlier score, and how long it waited and ran."""
 
     outputs: NDArray[np.float32]
+    score: np.float32
     queue_seconds: float
     infer_seconds: float
     batch_size: int
@@ -91,15 +94,15 @@ class MicroBatcher:
         started = perf_counter()
         try:
             stacked = np.stack([waiting.item for waiting in batch])
-            outputs = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, stacked)
+            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, stacked)
         except Exception as error:
             _fail(batch, error)
             return
         seconds = perf_counter() - started
         self._on_batch(len(batch))
-        for waiting, row in zip(batch, outputs, strict=True):
+        for waiting, row, score in zip(batch, *answers, strict=True):
             if not waiting.answer.done():
-                waiting.answer.set_result(BatchAnswer(row, started - waiting.since, seconds, len(batch)))
+                waiting.answer.set_result(BatchAnswer(row, score, started - waiting.since, seconds, len(batch)))
 
 
 def _fail(batch: list[_Waiting], error: Exception) -> None:
@@ -114,11 +117,11 @@ def padded(run: Run, max_batch_size: int) -> Run:
     So only sizes that were warmed up reach a runtime that plans for each size.
     """
 
-    def run_padded(batch: NDArray[Any]) -> NDArray[np.float32]:
+    def run_padded(batch: NDArray[Any]) -> Answers:
         num_rows = len(batch)
         missing = min(next_power_of_two(num_rows), max_batch_size) - num_rows
         padding: Any = [(0, missing)] + [(0, 0)] * (batch.ndim - 1)
-        return run(np.pad(batch, padding))[:num_rows]
+        return Answers(*(part[:num_rows] for part in run(np.pad(batch, padding))))
 
     return run_padded
 

@@ -104,7 +104,7 @@ class Inference:
             with live.request():
                 decoded = await self._decode(live, payload)
                 batched = await self._run(live, decoded)
-            answers = [model.answer(row.outputs) for row in batched]
+            answers = [model.answer(row.outputs, row.score) for row in batched]
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)

@@ -16,6 +16,7 @@ from serving.description import describe_input
 from serving.selection import Selection, select
 from serving.settings import DEFAULT_BATCH_SIZE, Settings
 from slipway.bundle import Bundle, LoadedBundle, load_bundle
+from slipway.calibration import Answers
 from slipway.canary import CanaryResult
 from slipway.certificate import Certificate, check_certificate, read_certificate
 from slipway.columns import ColumnContract
@@ -45,15 +46,25 @@ class ServedModel:
         """The model version shown to callers."""
         return self.bundle.version
 
-    def answer(self, outputs: NDArray[np.float32]) -> dict[str, Any]:
-        """(outputs,) float32 of one image or row to what the caller gets; InvalidAnswerError if a number is not finite."""
+    def answer(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
+        """(outputs,) float32 of one image or row, and its outlier score, to what the caller gets.
+
+        InvalidAnswerError if a number is not finite.
+        """
         values = outputs.tolist()
-        if not np.isfinite(outputs).all():
+        if not (np.isfinite(outputs).all() and np.isfinite(score)):
             raise InvalidAnswerError("the model answered NaN or an infinity")
-        contract = self.bundle.manifest.output
+        contract, calibration = self.bundle.manifest.output, self.bundle.manifest.calibration
+        strangeness = {"outlier_score": float(score), "is_outlier": bool(calibration.is_outlier(score))}
         if contract.kind == "value":
-            return {"value": values[0]}
-        return {"label": contract.labels[int(outputs.argmax())], "probabilities": dict(zip(contract.labels, values, strict=True))}
+            interval = calibration.interval(values[0])
+            return {"value": values[0], "interval": interval and list(interval)} | strangeness
+        inside, best_first = calibration.prediction_sets(outputs), np.argsort(-outputs, kind="stable")
+        return {
+            "label": contract.labels[best_first[0]],
+            "probabilities": dict(zip(contract.labels, values, strict=True)),
+            "prediction_set": [contract.labels[index] for index in best_first if inside[index]],
+        } | strangeness
 
     def card(self) -> dict[str, Any]:
         """What `/model` shows: everything known about this model and how it runs here."""
@@ -64,6 +75,7 @@ class ServedModel:
             "task": manifest.task,
             "labels": manifest.output.labels,
             "input": describe_input(manifest.input),
+            "calibration": manifest.calibration.model_dump(mode="json"),
             "metrics": {name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()},
             "execution": {
                 "requested": self.selection.requested,
@@ -138,21 +150,23 @@ def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> None:
         num_rows = min(size, max_batch_size)
         batch = example_inputs(manifest.input, num_rows)
         try:
-            outputs = run(batch)
+            answers = run(batch)
         except Exception as error:
             raise BundleError(f"the model does not take {batch.shape} {batch.dtype}, as its bundle says: {error}") from error
-        _check_outputs(outputs, num_rows, manifest)
+        _check_answers(answers, num_rows, manifest)
         if size >= next_power_of_two(max_batch_size):
             return
         size *= 2
 
 
-def _check_outputs(outputs: NDArray[np.float32], num_rows: int, manifest: Bundle) -> None:
+def _check_answers(answers: Answers, num_rows: int, manifest: Bundle) -> None:
+    outputs, scores = answers
     is_value = manifest.output.kind == "value"
-    expected = (num_rows, 1 if is_value else len(manifest.output.labels))
-    if outputs.shape != expected:
-        raise InvalidAnswerError(f"in warm-up the model answered {outputs.shape}, its bundle says {expected}. Run `dvc repro export`.")
-    if not np.isfinite(outputs).all():
+    expected = [(num_rows, 1 if is_value else len(manifest.output.labels)), (num_rows,)]
+    if [outputs.shape, scores.shape] != expected:
+        found = f"{outputs.shape} and scores {scores.shape}, its bundle says {expected[0]} and {expected[1]}"
+        raise InvalidAnswerError(f"in warm-up the model answered {found}. Run `dvc repro export`.")
+    if not (np.isfinite(outputs).all() and np.isfinite(scores).all()):
         raise InvalidAnswerError("in warm-up the model answered NaN or an infinity. Run `dvc repro export`, and see what `verify` says.")
     # Softmax in half precision is off by up to about 1e-3.
     if not is_value and not np.allclose(outputs.sum(axis=1), 1, atol=5e-3):

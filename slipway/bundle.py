@@ -15,19 +15,24 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from slipway import files
+from slipway.calibration import Calibration
 from slipway.canary import Canary, CanaryRows, parse_canary
 from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.input_contract import InputContract
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "bundle.json"
+SCORE_NAME = "outlier_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
 
 
 class OutputContract(Contract):
-    """What the graph answers: probabilities (rows, len(labels)) float32 that sum to 1, or values (rows, 1) float32."""
+    """What the graph answers: probabilities (rows, len(labels)) float32 that sum to 1, or values (rows, 1) float32.
+
+    Beside them it always answers outlier scores (rows,) float32, 0 or more, the larger the stranger.
+    """
 
     kind: Literal["probabilities", "value"]
     labels: list[str]  # in the order of the columns; empty for a value
@@ -65,7 +70,7 @@ class Lineage(Contract):
 class Bundle(Contract):
     """The content of `bundle.json`."""
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     task: Task
     input: InputContract
     input_name: str  # "image" or "row"
@@ -74,6 +79,7 @@ class Bundle(Contract):
     max_batch_size: int
     models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_tensorrt"
     canary: Canary | None  # null where export.canary_rows is 0
+    calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     metrics: dict[str, Metric]  # on the test split, of the trained network
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.calibration import Answers
 from slipway.contract import Contract
 from slipway.errors import BundleError, ParityError
 
@@ -26,6 +27,7 @@ class CanaryBudget(Contract):
     """How far a variant may be from fp32 on the canary rows, whatever runs it."""
 
     max_mean_difference: float  # absolute, on probabilities or in the target's unit
+    max_mean_score_difference: float  # of the outlier scores
     max_flipped: int  # rows whose label is another; 0 for a value, which has none
 
 
@@ -45,6 +47,7 @@ class CanaryResult(Contract):
     rows: int
     max_difference: float
     mean_difference: float
+    mean_score_difference: float
     flipped: list[str]  # ids
     worst_row: str  # id of the row with the largest difference
     budget: CanaryBudget
@@ -56,13 +59,13 @@ class CanaryRows:
 
     ids: list[str]
     inputs: NDArray[Any]  # (rows, ...) as the network takes them
-    outputs: NDArray[np.float32]  # (rows, outputs) what fp32 answers on the CPU
+    answers: Answers  # fp32's, on the CPU
 
 
 def canary_bytes(rows: CanaryRows) -> bytes:
     """The content of `canary.npz`: equal rows give equal bytes."""
     stream = io.BytesIO()
-    np.savez(stream, ids=np.array(rows.ids), inputs=rows.inputs, outputs=rows.outputs)
+    np.savez(stream, ids=np.array(rows.ids), inputs=rows.inputs, outputs=rows.answers.outputs, scores=rows.answers.scores)
     return stream.getvalue()
 
 
@@ -70,45 +73,51 @@ def parse_canary(payload: bytes, expected_rows: int) -> CanaryRows:
     """The rows in the content of `canary.npz`; BundleError if it holds something else."""
     try:
         with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-            rows = CanaryRows(arrays["ids"].tolist(), arrays["inputs"], arrays["outputs"])
+            rows = CanaryRows(arrays["ids"].tolist(), arrays["inputs"], Answers(arrays["outputs"], arrays["scores"]))
     except Exception as error:  # zipfile, zlib and numpy each have their own
         raise BundleError(f"{FILE} holds no canary rows: {error}. Run `dvc repro export`.") from error
-    lengths = {len(rows.ids), len(rows.inputs), len(rows.outputs)}
+    lengths = {len(part) for part in (rows.ids, rows.inputs, *rows.answers)}
     if lengths != {expected_rows}:
         raise BundleError(f"{FILE} holds {sorted(lengths)} rows, bundle.json says {expected_rows}. Run `dvc repro export`.")
     return rows
 
 
-def canary_budget(found: NDArray[np.float32], expected: NDArray[np.float32], precision: str) -> CanaryBudget:
+def canary_budget(found: Answers, expected: Answers, precision: str) -> CanaryBudget:
     """The budget of a variant that answered `found` to the canary rows on the CPU, where fp32 answered `expected`.
 
     Four times the difference that was measured, and four roundings of the precision on top. Flips: as many as come together in
     1 of 1,000 starts at the share that was measured (Laplace's rule of succession keeps it above 0).
     """
-    spread = max(float(expected.std()), float(np.abs(expected).max()) / 100) if expected.shape[1] == 1 else 1.0
-    difference = float(np.abs(found.astype(np.float64) - expected).mean())
-    num_flipped = len(_flipped(found, expected))
+    outputs, largest_score = expected.outputs, float(np.abs(expected.scores).max())
+    has_labels = outputs.shape[1] > 1
+    spread = 1.0 if has_labels else max(float(outputs.std()), float(np.abs(outputs).max()) / 100)
+    num_flipped = len(_flipped(found.outputs, outputs))
     return CanaryBudget(
-        max_mean_difference=_SLACK * difference + _ROUNDING[precision] * spread,
-        max_flipped=_most_by_chance(len(expected), (num_flipped + 1) / (len(expected) + 2)) if expected.shape[1] > 1 else 0,
+        max_mean_difference=_SLACK * float(_distances(found.outputs, outputs).mean()) + _ROUNDING[precision] * spread,
+        max_mean_score_difference=_SLACK * float(_distances(found.scores, expected.scores).mean()) + _ROUNDING[precision] * largest_score,
+        max_flipped=_most_by_chance(len(outputs), (num_flipped + 1) / (len(outputs) + 2)) if has_labels else 0,
     )
 
 
-def check_canary(found: NDArray[np.float32], rows: CanaryRows, budget: CanaryBudget) -> CanaryResult:
+def check_canary(found: Answers, rows: CanaryRows, budget: CanaryBudget) -> CanaryResult:
     """How `found` differs from fp32's answers; ParityError, naming the worst row, where that is beyond the budget."""
-    if found.shape != rows.outputs.shape:
-        raise ParityError(f"the canary rows were answered by {found.shape}, expected {rows.outputs.shape}. {_ADVICE}")
-    differences = np.abs(found.astype(np.float64) - rows.outputs).max(axis=1)
-    is_bad = ~np.isfinite(differences)
+    expected = rows.answers
+    shapes = ([part.shape for part in found], [part.shape for part in expected])
+    if shapes[0] != shapes[1]:
+        raise ParityError(f"the canary rows were answered by {shapes[0]}, expected {shapes[1]}. {_ADVICE}")
+    distances, score_distances = _distances(found.outputs, expected.outputs), _distances(found.scores, expected.scores)
+    of_rows = distances.max(axis=1)
+    is_bad = ~np.isfinite(of_rows + score_distances)
     if is_bad.any():
         what = f"{is_bad.sum()} of {len(rows.ids)} canary rows were answered by NaN or an infinity"
         raise ParityError(f"{what}, the first is {rows.ids[int(is_bad.argmax())]}. {_ADVICE}")
     result = CanaryResult(
         rows=len(rows.ids),
-        max_difference=float(differences.max()),
-        mean_difference=float(np.abs(found.astype(np.float64) - rows.outputs).mean()),
-        flipped=[rows.ids[row] for row in _flipped(found, rows.outputs)],
-        worst_row=rows.ids[int(differences.argmax())],
+        max_difference=float(of_rows.max()),
+        mean_difference=float(distances.mean()),
+        mean_score_difference=float(score_distances.mean()),
+        flipped=[rows.ids[row] for row in _flipped(found.outputs, expected.outputs)],
+        worst_row=rows.ids[int(of_rows.argmax())],
         budget=budget,
     )
     problems = _problems(result)
@@ -123,11 +132,18 @@ _ADVICE = "Run the certified files on a machine like the one that certified them
 
 def _problems(result: CanaryResult) -> str:
     budget, problems = result.budget, []
-    if not result.mean_difference <= budget.max_mean_difference:
+    if result.mean_difference > budget.max_mean_difference:
         problems.append(f"mean difference {result.mean_difference:.3g}, expected at most {budget.max_mean_difference:.3g}")
+    if result.mean_score_difference > budget.max_mean_score_difference:
+        most = budget.max_mean_score_difference
+        problems.append(f"mean difference of the outlier scores {result.mean_score_difference:.3g}, expected at most {most:.3g}")
     if len(result.flipped) > budget.max_flipped:
         problems.append(f"{len(result.flipped)} of {result.rows} labels flipped, expected at most {budget.max_flipped}")
     return "; ".join(problems)
+
+
+def _distances(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
+    return np.abs(found.astype(np.float64) - expected)
 
 
 def _flipped(found: NDArray[np.float32], expected: NDArray[np.float32]) -> list[int]:

@@ -2,22 +2,27 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.disk_faults import disk_fault
+from slipway.disk_faults import disk_fault, try_to_write
 from slipway.errors import SlipwayError
 
 if TYPE_CHECKING:
     from slipway.params import Params
 
+_WRITTEN = tuple(Path(name) for name in ("data", "artifacts", "metrics", "reports", ".work"))
+
 
 def run_stage(run: "Callable[[Params], None]") -> None:
-    """`run_command` with what is in `params.yaml`."""
+    """`run_command` with what is in `params.yaml`, where the stages' folders can be written."""
 
     def with_params() -> None:
         from slipway.params import load_params  # what runs without params.yaml lacks the package that reads it, too
 
-        run(load_params())
+        params = load_params()
+        try_to_write(_WRITTEN)
+        run(params)
 
     run_command(with_params)
 

@@ -363,6 +363,9 @@ class EvaluateParams(_Section):
     batch_size: Positive
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
     confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals
+    calibration: Literal["temperature", "none"]  # of probabilities, on validation rows
+    coverage: Annotated[float, Field(gt=0, lt=1)]  # of rows whose prediction set or interval has to hold the truth
+    outlier_share: Annotated[float, Field(gt=0, lt=1)]  # of ordinary rows that may be called outliers
     gates: dict[str, Gate]  # by metric; one that is missed fails the stage
 
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.calibration import Answers
 from slipway.canary import CanaryResult, check_canary
 from slipway.certificate import Execution
 from slipway.compilation import compile_engine
@@ -101,7 +102,8 @@ def answer_canary(runner: Runner, bundle: LoadedBundle, batch_size: int) -> Cana
     if rows is None or canary is None:
         return None
     found = [runner.run(rows.inputs[start : start + batch_size]) for start in range(0, len(rows.ids), batch_size)]
-    return check_canary(np.concatenate(found), rows, canary.budgets[runner.actual.variant])
+    outputs, scores = zip(*found, strict=True)
+    return check_canary(Answers(np.concatenate(outputs), np.concatenate(scores)), rows, canary.budgets[runner.actual.variant])
 
 
 def _build(rebuilt: Path, bundle: LoadedBundle, request: EngineRequest, module: str) -> TargetCertificate:
@@ -154,7 +156,8 @@ def main(arguments: list[str], module: str = "tensorrt") -> int:
     """What the process does: 0, or 1 with one line on stderr."""
     os.nice(_NICENESS)
     try:
-        rebuild_engine(*map(Path, arguments), module=module)
+        bundle, engine, rebuilt = map(Path, arguments)
+        rebuild_engine(bundle, engine, rebuilt, module)
     except (SlipwayError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import LoadedBundle
+from slipway.bundle import SCORE_NAME, LoadedBundle
+from slipway.calibration import Answers
 from slipway.certificate import Execution
 from slipway.cuda_device import CudaDevice, describe_gpu
 from slipway.engine_cache import EngineKey, engines_of
@@ -34,8 +35,8 @@ class Runner(Protocol):
 
     actual: Execution
 
-    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, ...) of the bundle's input contract to (rows, outputs) float32."""
+    def run(self, batch: NDArray[Any]) -> Answers:
+        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
         ...
 
 
@@ -46,12 +47,11 @@ class OnnxRunner:
         self.actual = actual
         self._session = session
         self._input: str = session.get_inputs()[0].name
-        self._outputs: list[str] = [session.get_outputs()[0].name]
+        self._outputs: list[str] = [session.get_outputs()[0].name, SCORE_NAME]
 
-    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, ...) of the bundle's input contract to (rows, outputs) float32."""
-        answer: NDArray[np.float32] = self._session.run(self._outputs, {self._input: batch})[0]
-        return answer
+    def run(self, batch: NDArray[Any]) -> Answers:
+        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
+        return Answers(*self._session.run(self._outputs, {self._input: batch}))
 
 
 class Device(Protocol):
@@ -72,7 +72,7 @@ class EngineRunner:
     def __init__(self, engine: Any, bundle: LoadedBundle, passport: Passport, device: Device) -> None:
         manifest = bundle.manifest
         self.actual = passport.actual
-        self._names = (manifest.input_name, manifest.output_name)
+        self._names = _tensor_names(bundle)
         self._engine = engine  # the context works on it, so it has to live as long
         self._context = engine.create_execution_context()
         if self._context is None:
@@ -82,29 +82,30 @@ class EngineRunner:
         self._columns = max(len(manifest.output.labels), 1)
         self._dtype = np.dtype(manifest.input.dtype)
         row_bytes = int(np.prod(manifest.input.shape)) * self._dtype.itemsize
-        sizes = (self._largest * row_bytes, self._largest * self._columns * np.dtype(np.float32).itemsize)
-        self._addresses = [device.allocate(size) for size in sizes]
+        number = np.dtype(np.float32).itemsize
+        self._addresses = [device.allocate(self._largest * size) for size in (row_bytes, self._columns * number, number)]
         for name, address in zip(self._names, self._addresses, strict=True):
             self._context.set_tensor_address(name, address)
         self._turn = threading.Lock()
         weakref.finalize(self, device.free, self._addresses).atexit = False  # at exit the driver takes all back
 
-    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, ...) of the bundle's input contract to (rows, outputs) float32."""
+    def run(self, batch: NDArray[Any]) -> Answers:
+        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
         if not 1 <= len(batch) <= self._largest:
             raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
         if batch.dtype != self._dtype:  # its bytes would be read as something else
             raise ValueError(f"a batch of {batch.dtype}, the engine takes {self._dtype}")
-        answer = np.empty((len(batch), self._columns), dtype=np.float32)
+        answers = Answers(np.empty((len(batch), self._columns), dtype=np.float32), np.empty(len(batch), dtype=np.float32))
         with self._turn:
             self._device.upload(self._addresses[0], np.ascontiguousarray(batch))
             if not self._context.set_input_shape(self._names[0], batch.shape) or not self._context.execute_async_v3(self._device.stream):
                 raise EngineError(
                     f"TensorRT did not run a batch of shape {batch.shape}. Compile the engine again (dvc repro --force compile)."
                 )
-            self._device.download(self._addresses[1], answer)
+            for address, answer in zip(self._addresses[1:], answers, strict=True):
+                self._device.download(address, answer)
             self._device.wait()
-        return answer
+        return answers
 
 
 def why_unavailable(provider: str) -> str | None:
@@ -222,7 +223,7 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
     if engine is None:
         raise EngineError(f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`.")
     takes = {np.uint8: tensorrt.DataType.UINT8, np.float32: tensorrt.DataType.FLOAT}[bundle.manifest.input.dtype]
-    _check_tensors(engine, bundle, (takes, tensorrt.DataType.FLOAT))
+    _check_tensors(engine, bundle, (takes, tensorrt.DataType.FLOAT, tensorrt.DataType.FLOAT))
     _check_profile(engine, bundle, passport)
     check_precision(tensorrt, engine, passport.actual.precision)
     return EngineRunner(engine, bundle, passport, CudaDevice())
@@ -236,8 +237,12 @@ def this_machine() -> Machine:
     return Machine(tensorrt_version=tensorrt.__version__, **describe_gpu())
 
 
-def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any]) -> None:
-    names = (bundle.manifest.input_name, bundle.manifest.output_name)
+def _tensor_names(bundle: LoadedBundle) -> tuple[str, str, str]:
+    return bundle.manifest.input_name, bundle.manifest.output_name, SCORE_NAME
+
+
+def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any, Any]) -> None:
+    names = _tensor_names(bundle)
     found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
     if found != set(names):
         raise EngineError(f"the engine has the tensors {sorted(found)}, expected {sorted(names)}. Run `dvc repro --force compile`.")

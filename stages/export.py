@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from slipway import files
+from slipway.calibration import read_calibration
 from slipway.command import run_stage
 from slipway.data.packed import open_split, read_manifest
 from slipway.params import Params
@@ -11,6 +12,8 @@ from slipway.reports.evaluation import read_metrics
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")
 METRICS = Path("metrics/evaluate.json")
+CALIBRATION = Path("artifacts/calibration.json")
+OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 BUNDLE = Path("artifacts/bundle")
 
 
@@ -20,15 +23,17 @@ def run(params: Params) -> None:
     from slipway.export.canary import choose_canary
     from slipway.export.lineage import trace_lineage
     from slipway.export.variants import calibration_rows
+    from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network, read_model_card
 
-    card = read_model_card(CHECKPOINT)
+    card, calibration = read_model_card(CHECKPOINT), read_calibration(CALIBRATION)
     trained = Trained(
-        network=load_network(CHECKPOINT),
+        network=calibrated(load_network(CHECKPOINT), calibration, OUTLIER_SCORE),
         task=card.network.task,
         input=card.network.input,
         labels=card.network.classes,
         weights_sha256=card.weights_sha256,
+        calibration=calibration,
         metrics=read_metrics(METRICS),
     )
     manifest = read_manifest(PACKED)
@@ -39,7 +44,7 @@ def run(params: Params) -> None:
         validation=validation.inputs,
         canary=choose_canary(validation, params.seed, params.export.canary_rows),
     )
-    read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS]
+    read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
     with files.new_directory(BUNDLE) as folder:
         reports = write_bundle(folder, trained, rows, params.export, lineage)

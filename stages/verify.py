@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.calibration import Calibration, read_calibration
 from slipway.certificate import Hop, write_certificate
 from slipway.columns import ColumnContract
 from slipway.command import run_stage
 from slipway.data.archives import ArchiveLimits, unpacked
 from slipway.data.sources import read_samples
 from slipway.data.table_source import read_json_rows
+from slipway.errors import ParityError
 from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.passport import PASSPORT
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
 
 PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
+CALIBRATION = Path("artifacts/calibration.json")
+OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
 ENGINE_CACHE = Path(".work/engine_cache")  # where the service looks, too
 CERTIFICATE = Path("artifacts/certificate.json")
 METRICS = Path("metrics/verify.json")
 DRAFT = Path(".work/verify/certificate.json")
+NO_ENGINE = Path(".work/verify/no_engine")  # what was built on one machine is not what the certificate is for
 SERVICE_LOG = Path(".work/verify/service.log")
 
 
@@ -38,13 +43,22 @@ def run(params: Params) -> None:
     from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
+    from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network
 
-    bundle, network = load_bundle(BUNDLE), load_network(CHECKPOINT)
+    bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()
-    rows = read_test_rows(PACKED, network.spec.classes)
+    network = calibrated(trained, _calibration(bundle), OUTLIER_SCORE)
+    rows = read_test_rows(PACKED, trained.spec.classes)
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
-    read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
+    read = [
+        BUNDLE / "bundle.json",
+        CALIBRATION,
+        OUTLIER_SCORE,
+        CHECKPOINT / "model.json",
+        CHECKPOINT / "weights.safetensors",
+        PACKED / "manifest.json",
+    ]
     digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
@@ -62,6 +76,13 @@ def run(params: Params) -> None:
     raise_if_refused(certificate, CERTIFICATE)
 
 
+def _calibration(bundle: LoadedBundle) -> Calibration:
+    calibration = read_calibration(CALIBRATION)
+    if bundle.manifest.calibration != calibration:
+        raise ParityError(f"{BUNDLE} has another calibration than {CALIBRATION}, so its sets would differ. Run `dvc repro export`.")
+    return calibration
+
+
 def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> Hop:
     from slipway.export.certification import first_fault
     from slipway.export.service_hop import ServiceHop, not_tried
@@ -70,7 +91,7 @@ def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle,
     fault = first_fault([hop for hop, _ in measured])
     if fault:
         return not_tried(fault)
-    files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
+    files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT, "SLIPWAY_REBUILT_ENGINE": NO_ENGINE}
     settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
     return service.run(comparison, bundle, measured, _payloads(params, comparison.rows, bundle), params.verify)

@@ -230,7 +230,8 @@ class Engine:
         self.num_io_tensors = len(self.tensors)
 
     def get_tensor_name(self, index: int) -> str:
-        return list(self.tensors)[index]
+        names: list[str] = list(self.tensors)
+        return names[index]
 
     def get_tensor_dtype(self, name: str) -> DataType:
         return {"tensor(uint8)": DataType.UINT8, "tensor(float)": DataType.FLOAT}[self.tensors[name].type]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from slipway import files
 from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.calibration import Answers, Calibration
 from slipway.canary import Canary
 from slipway.contract import Task, is_classification
 from slipway.data.packed import Inputs
@@ -28,6 +28,7 @@ from slipway.input_contract import InputContract, input_name
 from slipway.params import ExportParams
 from slipway.reports.console import number, size, text_table
 from slipway.runtime import Runner, open_onnx
+from slipway.training.calibrated import CalibratedNetwork
 
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
@@ -36,13 +37,14 @@ _TIMED_CALLS = 20
 
 @dataclass(frozen=True)
 class Trained:
-    """A network and what its bundle says of it. The network maps (rows, ...) of `input` to logits or values."""
+    """A network and what its bundle says of it. The network maps (rows, ...) of `input` to answers and outlier scores."""
 
-    network: nn.Module
+    network: CalibratedNetwork
     task: Task
     input: InputContract
     labels: list[str]
     weights_sha256: str
+    calibration: Calibration
     metrics: dict[str, Metric]
 
     @property
@@ -103,7 +105,7 @@ def report_table(reports: list[VariantReport]) -> str:
 def _export_fp32(trained: Trained, rows: ExportRows, params: ExportParams) -> bytes:
     graph = export_graph(trained.network, trained.input, trained.output, opset=params.opset, max_batch_size=params.max_batch_size)
     sizes = sorted({batch for batch in _PARITY_BATCH_SIZES if batch < params.max_batch_size} | {params.max_batch_size})
-    prove_parity(trained.network, graph, trained.output, rows.validation, batch_sizes=sizes, max_difference=_PARITY)
+    prove_parity(trained.network, graph, rows.validation, batch_sizes=sizes, max_difference=_PARITY)
     return graph
 
 
@@ -122,7 +124,7 @@ def _make(variant: str, fp32: bytes, trained: Trained, rows: ExportRows, root: P
     return graph
 
 
-def _check(variant: str, graph: bytes, reference: NDArray[np.float32], trained: Trained, rows: ExportRows) -> VariantReport:
+def _check(variant: str, graph: bytes, reference: Answers, trained: Trained, rows: ExportRows) -> VariantReport:
     runner = _open(graph, variant)
     difference = refuse_broken(variant, runner, reference, rows.validation, trained.output)
     return VariantReport(variant, len(graph), difference, _latency_ms(runner, rows.validation[:1]))
@@ -152,6 +154,7 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         max_batch_size=params.max_batch_size,
         models=models,
         canary=canary,
+        calibration=trained.calibration,
         metrics=trained.metrics,
         lineage=lineage,
         versions=package_versions(),

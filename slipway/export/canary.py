@@ -12,6 +12,7 @@ from slipway import files
 from slipway.canary import FILE, Canary, CanaryRows, canary_budget, canary_bytes
 from slipway.data.packed import PackedSplit
 from slipway.data.randomness import uniform
+from slipway.export.variants import run_in_batches
 from slipway.runtime import Runner
 
 Open = Callable[[str], Runner]  # by variant
@@ -38,12 +39,8 @@ def write_canary(root: Path, chosen: ChosenRows | None, precisions: dict[str, st
     """Answer the rows with every variant, write the file, and what `bundle.json` says of it; None where no rows were chosen."""
     if chosen is None:
         return None
-    answers = {variant: _answers(open_variant(variant), chosen.inputs, batch_size) for variant in precisions}
+    answers = {variant: run_in_batches(open_variant(variant), chosen.inputs, batch_size) for variant in precisions}
     payload = canary_bytes(CanaryRows(chosen.ids, chosen.inputs, answers["fp32"]))
     files.write_bytes(root / FILE, payload)
     budgets = {variant: canary_budget(answers[variant], answers["fp32"], precision) for variant, precision in precisions.items()}
     return Canary(file=FILE, sha256=files.sha256_bytes(payload), bytes=len(payload), rows=len(chosen.ids), budgets=budgets)
-
-
-def _answers(runner: Runner, rows: NDArray[Any], batch_size: int) -> NDArray[np.float32]:
-    return np.concatenate([runner.run(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)])

@@ -55,6 +55,8 @@ class Measurement:
     latency_ms: float  # median for one row
     rows_per_second: float
     batch_noise: float = 0.0  # how far this runtime's own answers differ between batch sizes, as fp16's do on a GPU
+    scores: NDArray[np.float32] | None = None  # (rows,) outlier scores
+    score_noise: float = 0.0  # as `batch_noise`, of the scores
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,14 @@ class Tolerance:
     """How far a hop may be from its reference; a bound that is None is not asked for.
 
     `max_difference` is absolute on probabilities, relative to the largest answer (where above 1) on values,
-    and with it every label has to be equal. `noise` is absolute and comes on top; a label may flip where the two best
-    probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE.
+    and with it every label has to be equal; outlier scores are as values. `noise` is absolute and comes on top; a label may flip where the
+    two best probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE.
     """
 
     max_difference: float | None = None
     max_metric_loss: float | None = None
     noise: float = 0.0
+    score_noise: float = 0.0  # absolute, on top, of the outlier scores
 
 
 class Comparison:
@@ -95,6 +98,7 @@ class Comparison:
         metric, problems = self._metric(measured.outputs)
         distances = self._distances(measured.outputs, expected.outputs)
         problems += _changed_execution(requested, measured.actual) + self._beyond(distances, expected, tolerance)
+        problems += _scores_beyond(measured, expected, tolerance)
         problems += self._lost(metric, before.metric, tolerance)
         return self._hop(name, before.name, requested, measured, metric, distances, problems)
 
@@ -208,6 +212,19 @@ def _without_answers(name: str, status: str, requested: Execution, reason: str, 
 def _changed_execution(requested: Execution, actual: Execution) -> list[str]:
     fields = [name for name in Execution.model_fields if getattr(requested, name) not in ("auto", getattr(actual, name))]
     return [f"{name}: {getattr(requested, name)} was requested, {getattr(actual, name)} ran" for name in fields]
+
+
+def _scores_beyond(measured: Measurement, expected: Measurement, tolerance: Tolerance) -> list[str]:
+    """Scores that were not measured, in a comparison of other things, do not count; of those that were, every row does."""
+    if measured.scores is None or expected.scores is None:
+        return []
+    if not np.isfinite(measured.scores).all():
+        return [f"{int((~np.isfinite(measured.scores)).sum())} outlier scores are not finite"]
+    if tolerance.max_difference is None:
+        return []
+    largest = float(np.abs(measured.scores.astype(np.float64) - expected.scores).max())
+    most = tolerance.max_difference * max(1.0, float(expected.scores.max())) + tolerance.score_noise
+    return [] if largest <= most else [f"the largest difference of an outlier score is {largest:.3g}, expected at most {most:.3g}"]
 
 
 def _finite(value: float) -> float | None:

@@ -1,6 +1,6 @@
 """Torch to ONNX: one self-contained graph with everything in it, from uint8 pixels or encoded columns to the final answer.
 
-Normalisation comes with the network and softmax is added here, so a service cannot forget either.
+Normalisation, temperature, softmax and the outlier score come with the network, so a service cannot forget any of them.
 Refused: a graph that needs a second file, that the ONNX checker rejects, that has another signature
 than its bundle says, or whose answers differ from torch's at any tried batch size.
 """
@@ -12,56 +12,42 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from slipway.bundle import OutputContract
+from slipway.bundle import SCORE_NAME, OutputContract
+from slipway.calibration import Answers
 from slipway.contract import Task
 from slipway.data.packed import Inputs
 from slipway.errors import BundleError, ParityError
 from slipway.input_contract import InputContract, input_name
 from slipway.runtime import open_onnx
+from slipway.training.calibrated import CalibratedNetwork
 
 _ELEMENT_TYPES = {np.uint8: onnx.TensorProto.UINT8, np.float32: onnx.TensorProto.FLOAT}
 
 
-class AnsweringNetwork(nn.Module):
-    """(rows, ...) as the network takes them to (rows, labels) probabilities or (rows, 1) values, float32."""
-
-    def __init__(self, network: nn.Module, output: OutputContract) -> None:
-        super().__init__()
-        self.network = network
-        self.is_classifier = output.kind == "probabilities"
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """The network's answer in its final form."""
-        answer: Tensor = self.network(rows)
-        return torch.softmax(answer, dim=1) if self.is_classifier else answer
-
-
-def torch_answers(network: nn.Module, output: OutputContract, batch: NDArray[Any]) -> NDArray[np.float32]:
+def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
     """What the exported graph has to answer, computed by torch in fp32 on the CPU."""
     with torch.inference_mode():
-        answer: NDArray[np.float32] = AnsweringNetwork(network, output).eval()(torch.from_numpy(np.array(batch))).numpy()
-    return answer
+        outputs, scores = network.eval()(torch.from_numpy(np.array(batch)))
+    return Answers(outputs.numpy(), scores.numpy())
 
 
-def export_graph(network: nn.Module, contract: InputContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
+def export_graph(network: CalibratedNetwork, contract: InputContract, output: OutputContract, *, opset: int, max_batch_size: int) -> bytes:
     """The fp32 graph, for batches of 1 to `max_batch_size` rows, as the bytes of an ONNX file.
 
     BundleError for a network that torch cannot trace as one graph for every batch size.
     """
-    answering = AnsweringNetwork(network, output).eval()
     # With one example row torch may take the batch for fixed; and it refuses a range of a single number.
     example = torch.from_numpy(np.zeros((min(2, max_batch_size), *contract.shape), contract.dtype))
     dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},) if max_batch_size > 1 else None
     try:
         program = torch.onnx.export(
-            answering,
+            network.eval(),
             (example,),
             dynamo=True,
             dynamic_shapes=dynamic,
             input_names=[input_name(contract)],
-            output_names=[output.kind],
+            output_names=[output.kind, SCORE_NAME],
             opset_version=opset,
             verbose=False,
         )
@@ -105,6 +91,7 @@ def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -
     expected = [
         (input_name(contract), _ELEMENT_TYPES[contract.dtype], list(contract.shape)),
         (output.kind, onnx.TensorProto.FLOAT, [columns]),
+        (SCORE_NAME, onnx.TensorProto.FLOAT, []),
     ]
     found = [_signature(value) for value in [*model.graph.input, *model.graph.output]]
     if found != expected:
@@ -112,9 +99,8 @@ def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -
 
 
 def prove_parity(
-    network: nn.Module,
+    network: CalibratedNetwork,
     graph: bytes,
-    output: OutputContract,
     rows: Inputs,
     *,
     batch_sizes: list[int],
@@ -122,17 +108,17 @@ def prove_parity(
 ) -> float:
     """The largest difference between torch and the graph over all batch sizes; ParityError if one is above `max_difference`.
 
-    Values are compared relative to the largest one where that is above 1, probabilities as they are.
+    Values and outlier scores are compared relative to the largest one where that is above 1, probabilities as they are.
     """
     runner = open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=0)
     worst = 0.0
     for size in batch_sizes:
         batch = np.ascontiguousarray(rows[np.arange(size) % len(rows)])
         try:
-            expected, found = torch_answers(network, output, batch), runner.run(batch)
+            expected, found = torch_answers(network, batch), runner.run(batch)
         except Exception as error:  # torch's and ONNX Runtime's have no common base
             raise ParityError(f"torch or the exported graph cannot run a batch of {size}: {error}. Choose another network.") from error
-        difference = float(np.abs(expected - found).max()) / max(1.0, float(np.abs(expected).max()))
+        difference = float(np.max([_relative(*both) for both in zip(expected, found, strict=True)]))
         if not difference <= max_difference:  # NaN is not
             raise ParityError(
                 f"torch and the exported graph differ by {difference:.3g} at batch size {size}, expected at most {max_difference:g}. "
@@ -140,6 +126,10 @@ def prove_parity(
             )
         worst = max(worst, difference)
     return worst
+
+
+def _relative(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    return float(np.abs(expected - found).max()) / max(1.0, float(np.abs(expected).max()))
 
 
 def _serialize(model: onnx.ModelProto) -> bytes:

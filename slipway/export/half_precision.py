@@ -2,10 +2,13 @@
 
 What comes before (pixels and columns to be normalised, a number's place in a narrow bin, codes) and what comes after (softmax,
 a value in the target's unit, which may be beyond 65504) stays in fp32: it costs next to nothing there, and fp16 would lose it.
+So does all that the outlier score alone needs: it is made of squares.
 """
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
+
+from slipway.bundle import SCORE_NAME
 
 LAYERS = ["Conv", "Gemm", "MatMul"]
 # What onnxruntime's converter calls the casts that it puts in: at the graph's ends, and around a node that stays in fp32.
@@ -15,7 +18,10 @@ _UP, _UP_NODE = "graph_output_cast", "_cast_to_fp32_node"
 
 def kept_in_fp32(graph: GraphProto) -> set[str]:
     """First outputs, as names, of the nodes before every layer or after every layer; none in a graph without layers."""
-    inner = {node.output[0] for node in _after_a_layer(graph) if node.output[0] in _before_a_layer(graph)}
+    alone = score_branch(graph)
+    nodes = [node for node in graph.node if node.output[0] not in alone]
+    before = _before_a_layer(nodes)
+    inner = {node.output[0] for node in _after_a_layer(nodes) if node.output[0] in before}
     kept = {node.output[0] for node in graph.node} - inner if inner else set()
     constants = {tensor.name for tensor in graph.initializer}
     for node in graph.node:  # in topological order
@@ -25,6 +31,18 @@ def kept_in_fp32(graph: GraphProto) -> set[str]:
         if node.output[0] in constants and any(node.output[0] in user.input and user.output[0] not in kept for user in graph.node):
             kept.discard(node.output[0])
     return kept
+
+
+def score_branch(graph: GraphProto) -> set[str]:
+    """First outputs, as names, of the nodes that no output but the outlier score depends on; none in a graph without a score."""
+    needed = {value.name for value in graph.output if value.name != SCORE_NAME}
+    alone = set()
+    for node in reversed(graph.node):
+        if needed.isdisjoint(node.output):
+            alone.add(node.output[0])
+        else:
+            needed.update(node.input)
+    return alone
 
 
 def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
@@ -45,22 +63,22 @@ def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
     return result
 
 
-def _after_a_layer(graph: GraphProto) -> list[NodeProto]:
+def _after_a_layer(nodes: list[NodeProto]) -> list[NodeProto]:
     """The layers and all that depends on one."""
     reached: set[str] = set()
     found = []
-    for node in graph.node:
+    for node in nodes:
         if node.op_type in LAYERS or not reached.isdisjoint(node.input):
             reached.update(node.output)
             found.append(node)
     return found
 
 
-def _before_a_layer(graph: GraphProto) -> set[str]:
+def _before_a_layer(nodes: list[NodeProto]) -> set[str]:
     """First outputs of the layers and of all that one depends on."""
     needed: set[str] = set()
     found = set()
-    for node in reversed(graph.node):
+    for node in reversed(nodes):
         if node.op_type in LAYERS or not needed.isdisjoint(node.output):
             needed.update(node.input)
             found.add(node.output[0])

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from slipway.bundle import LoadedBundle, OutputContract
+from slipway.bundle import LoadedBundle
+from slipway.calibration import Answers
 from slipway.certificate import Execution, Hop
 from slipway.data.packed import Inputs
 from slipway.errors import BundleError, SlipwayError, UnavailableError
@@ -27,6 +27,7 @@ from slipway.export.variants import PRECISION, run_in_batches
 from slipway.params import VerifyParams
 from slipway.passport import read_passport, read_receipt, read_request
 from slipway.runtime import ONNX_TENSORRT, Runner, open_engine, open_onnx, open_onnx_tensorrt, why_unavailable
+from slipway.training.calibrated import CalibratedNetwork
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
 _WARM_UP_CALLS = 3
@@ -42,25 +43,22 @@ class TorchRunner:
 
     actual = TORCH
 
-    def __init__(self, network: nn.Module, output: OutputContract) -> None:
+    def __init__(self, network: CalibratedNetwork) -> None:
         self._network = network
-        self._output = output
 
-    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, ...) as the network takes them to (rows, outputs) float32."""
-        return torch_answers(self._network, self._output, batch)
+    def run(self, batch: NDArray[Any]) -> Answers:
+        """(rows, ...) as the network takes them to (rows, outputs) and (rows,) float32."""
+        return torch_answers(self._network, batch)
 
 
 class HopRunner:
     """Runs hops over the test rows of one comparison, each against the trained network."""
 
-    def __init__(self, comparison: Comparison, bundle: LoadedBundle, network: nn.Module, params: VerifyParams) -> None:
+    def __init__(self, comparison: Comparison, bundle: LoadedBundle, network: CalibratedNetwork, params: VerifyParams) -> None:
         self._comparison = comparison
         self._bundle = bundle
         self._params = params
-        measured = measure(
-            TorchRunner(network, bundle.manifest.output), comparison.rows, bundle.manifest.max_batch_size, params.timing_rounds
-        )
+        measured = measure(TorchRunner(network), comparison.rows, bundle.manifest.max_batch_size, params.timing_rounds)
         self.torch = (comparison.first("torch", TORCH, measured), measured)
 
     def run_onnx(self) -> Iterator[Measured]:
@@ -125,22 +123,30 @@ class HopRunner:
 def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: int) -> Measurement:
     """Answers for all rows in order, the median latency of one row, and the speed at the largest batch."""
     row, batch = rows.inputs[:1], np.ascontiguousarray(rows.inputs[np.arange(largest_batch) % len(rows.inputs)])
-    outputs = run_in_batches(runner, rows.inputs, largest_batch)
+    answers = run_in_batches(runner, rows.inputs, largest_batch)
     for _ in range(_WARM_UP_CALLS):
         runner.run(row)
     latency = statistics.median(_seconds(runner, row) for _ in range(timing_rounds))
     whole = [_seconds(runner, batch)]
     while len(whole) < _THROUGHPUT_CALLS and sum(whole) < _THROUGHPUT_BUDGET_S:
         whole.append(_seconds(runner, batch))
-    noise = 0.0 if runner.actual.provider == "cpu" else batch_noise(runner, rows.inputs, outputs, largest_batch)
-    return Measurement(runner.actual, outputs, latency * 1000, largest_batch / statistics.median(whole), noise)
+    noise, score_noise = (0.0, 0.0) if runner.actual.provider == "cpu" else batch_noise(runner, rows.inputs, answers, largest_batch)
+    speed = largest_batch / statistics.median(whole)
+    return Measurement(runner.actual, answers.outputs, latency * 1000, speed, noise, answers.scores, score_noise)
 
 
-def batch_noise(runner: Runner, inputs: Inputs, outputs: NDArray[np.float32], largest_batch: int) -> float:
-    """The largest difference between `outputs` and the runner's answers in small batches, for which a GPU has other kernels."""
-    rows, expected = inputs[:_NOISE_ROWS], outputs[:_NOISE_ROWS].astype(np.float64)
-    sizes = [size for size in _SERVED_BATCHES if size <= largest_batch]
-    return float(np.max([np.abs(run_in_batches(runner, rows, size) - expected).max() for size in sizes]))
+def batch_noise(runner: Runner, inputs: Inputs, answers: Answers, largest_batch: int) -> tuple[float, float]:
+    """The largest difference between `answers` and the runner's in small batches, for which a GPU has other kernels.
+
+    Of the outputs, and of the outlier scores.
+    """
+    rows, sizes = inputs[:_NOISE_ROWS], [size for size in _SERVED_BATCHES if size <= largest_batch]
+    found = [run_in_batches(runner, rows, size) for size in sizes]
+    return _largest(answers.outputs, [small.outputs for small in found]), _largest(answers.scores, [small.scores for small in found])
+
+
+def _largest(expected: NDArray[np.float32], found: list[NDArray[np.float32]]) -> float:
+    return float(np.max([np.abs(numbers - expected[: len(numbers)].astype(np.float64)).max() for numbers in found]))
 
 
 def in_order_of(classes: list[str], labels: list[str], outputs: NDArray[np.float32]) -> NDArray[np.float32]:

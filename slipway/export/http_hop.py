@@ -123,7 +123,7 @@ class ServiceClient:
         Rows of a table are then sent once more, several in a request.
         """
         is_table = isinstance(self._bundle.manifest.input, ColumnContract)
-        outputs = np.full((num_rows, max(len(self._classes), 1)), math.nan, dtype=np.float32)
+        outputs = np.full((num_rows, max(len(self._classes), 1) + 1), math.nan, dtype=np.float32)  # the score is the last column
         outputs_together = outputs.copy()
         seconds, first = 0.0, None
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
@@ -138,11 +138,12 @@ class ServiceClient:
                     outputs_together[_positions(group)] = rows
         assert first is not None, "a test split is never empty"
         latency = statistics.median(self._timed(first) for _ in range(timing_rounds))
-        alone = Measurement(actual, outputs, latency_ms=latency * 1000, rows_per_second=num_rows / seconds)
-        return ServiceMeasurement(alone, replace(alone, outputs=outputs_together) if is_table else None)
+        alone = Measurement(actual, outputs[:, :-1], latency * 1000, num_rows / seconds, scores=outputs[:, -1])
+        together = replace(alone, outputs=outputs_together[:, :-1], scores=outputs_together[:, -1])
+        return ServiceMeasurement(alone, together if is_table else None)
 
     def predict(self, payload: Payload) -> NDArray[np.float32]:
-        """(columns,) float32: the service's answer for one row; ParityError, naming the row, if it is none."""
+        """(columns + 1,) float32: the service's answer for one row, and its outlier score; ParityError, naming the row, if it is none."""
         what = f"row {payload.row_id}"
         answer = self._post(what, payload.content, payload.content_type)
         try:
@@ -151,7 +152,7 @@ class ServiceClient:
             raise _of_another_form(what, answer) from error
 
     def predict_together(self, payloads: list[Payload]) -> NDArray[np.float32]:
-        """(rows, columns) float32: the answers for several rows of a table that are sent in one request."""
+        """(rows, columns + 1) float32: the answers for several rows of a table that are sent in one request."""
         what = f"{len(payloads)} rows in one request, from row {payloads[0].row_id}"
         content = b'{"rows":[' + b",".join(payload.content for payload in payloads) + b"]}"
         answer = self._post(what, content, _JSON)
@@ -170,12 +171,21 @@ class ServiceClient:
         return answer
 
     def _columns(self, answer: dict[str, Any]) -> NDArray[np.float32]:
+        score, calibration = np.float32(answer["outlier_score"]), self._bundle.manifest.calibration
+        if answer["is_outlier"] is not bool(calibration.is_outlier(score)):
+            raise ValueError("outlier_score and is_outlier do not go together")
         if not self._classes:
-            return np.array([answer["value"]], dtype=np.float32)
+            interval = calibration.interval(answer["value"])
+            if answer["interval"] != (interval and list(interval)):
+                raise ValueError("value and interval do not go together")
+            return np.array([answer["value"], score], dtype=np.float32)
         columns = np.array([answer["probabilities"][name] for name in self._classes], dtype=np.float32)
         if len(answer["probabilities"]) != len(self._classes) or answer["probabilities"][answer["label"]] != float(columns.max()):
             raise ValueError("label and probabilities do not go together")
-        return columns
+        inside = {name for name, is_inside in zip(self._classes, calibration.prediction_sets(columns), strict=True) if is_inside}
+        if len(answer["prediction_set"]) != len(inside) or set(answer["prediction_set"]) != inside:
+            raise ValueError("probabilities and prediction_set do not go together")
+        return np.append(columns, score)
 
     def _timed(self, payload: Payload) -> float:
         start = time.perf_counter()

@@ -44,7 +44,8 @@ class ServiceHop:
                 measured = client.measure(payloads, len(comparison.rows.ids), params.timing_rounds, choice.actual)
         except (UnavailableError, ParityError) as error:
             return failed(_NAME, _AUTO, str(error).rstrip("."))
-        tolerance = Tolerance(max_difference=params.max_difference, noise=_NOISE_MARGIN * reference[1].batch_noise)
+        noise, score_noise = (_NOISE_MARGIN * found for found in (reference[1].batch_noise, reference[1].score_noise))
+        tolerance = Tolerance(max_difference=params.max_difference, noise=noise, score_noise=score_noise)
         return _judge(comparison, choice.requested, measured, reference, tolerance)
 
 

@@ -16,11 +16,12 @@ from PIL import Image
 
 from slipway import files
 from slipway.bundle import OutputContract, Precision, Target
+from slipway.calibration import Answers
 from slipway.columns import ColumnContract
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
 from slipway.errors import ParityError
-from slipway.export.half_precision import LAYERS, kept_in_fp32, to_half
+from slipway.export.half_precision import LAYERS, kept_in_fp32, score_branch, to_half
 from slipway.input_contract import InputContract
 from slipway.preprocess import image_array
 from slipway.runtime import Runner
@@ -98,28 +99,31 @@ def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def refuse_broken(variant: str, runner: Runner, reference: NDArray[np.float32], rows: Inputs, output: OutputContract) -> float:
+def refuse_broken(variant: str, runner: Runner, reference: Answers, rows: Inputs, output: OutputContract) -> float:
     """The largest difference between a variant's answers and fp32's on `rows`; ParityError if the variant is broken.
 
     Broken: a number that is not finite, probabilities that do not sum to 1, fewer than half of the
     labels kept, or values further from fp32's than those spread among themselves.
     """
-    found = run_in_batches(runner, rows, _BATCH_SIZE)
-    if not np.isfinite(found).all():
-        raise ParityError(f"the {variant} graph answers {int((~np.isfinite(found)).sum())} numbers that are not finite. {_advice(variant)}")
-    difference = np.abs(found - reference)
+    found, scores = run_in_batches(runner, rows, _BATCH_SIZE)
+    expected = reference.outputs
+    num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in (found, scores))
+    if num_wrong:
+        raise ParityError(f"the {variant} graph answers {num_wrong} numbers that are not finite. {_advice(variant)}")
+    difference = np.abs(found - expected)
     if output.kind == "probabilities":
-        kept = float((found.argmax(axis=1) == reference.argmax(axis=1)).mean())
+        kept = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
         if kept < 0.5 or float(np.abs(found.sum(axis=1) - 1).max()) > 0.01:
             raise ParityError(f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. {_advice(variant)}")
-    elif float(np.sqrt((difference**2).mean())) > max(float(reference.std()), 1e-6):
+    elif float(np.sqrt((difference**2).mean())) > max(float(expected.std()), 1e-6):
         raise ParityError(f"the {variant} graph is off by {difference.max():.3g}, more than fp32's answers spread. {_advice(variant)}")
     return float(difference.max())
 
 
-def run_in_batches(runner: Runner, rows: Inputs, batch_size: int) -> NDArray[np.float32]:
+def run_in_batches(runner: Runner, rows: Inputs, batch_size: int) -> Answers:
     """All rows through the runner, in order."""
-    return np.concatenate([runner.run(batch) for batch in _batches(rows, batch_size)])
+    outputs, scores = zip(*(runner.run(batch) for batch in _batches(rows, batch_size)), strict=True)
+    return Answers(np.concatenate(outputs), np.concatenate(scores))
 
 
 def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[str, float]) -> None:
@@ -163,7 +167,7 @@ def _quantize(fp32: bytes, rows: NDArray[Any], scratch: Path, *, activation_type
         weight_type=QuantType.QInt8,
         per_channel=True,
         op_types_to_quantize=LAYERS,
-        nodes_to_exclude=_stacked_layers(prepared),
+        nodes_to_exclude=_stacked_layers(prepared) + _score_nodes(prepared),
         calibrate_method=CalibrationMethod.MinMax,
         extra_options=extra_options,
     )
@@ -175,6 +179,13 @@ def _stacked_layers(path: Path) -> list[str]:
     graph = onnx.load(path).graph
     stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
     return [node.name for node in graph.node if node.op_type == "MatMul" and not stacked.isdisjoint(node.input)]
+
+
+def _score_nodes(path: Path) -> list[str]:
+    """Names of what only the outlier score needs: a distance from rounded features would be one of the rounding."""
+    graph = onnx.load(path).graph
+    alone = score_branch(graph)
+    return [node.name for node in graph.node if node.output[0] in alone]
 
 
 def _calibration_reader(rows: NDArray[Any], graph: bytes) -> object:

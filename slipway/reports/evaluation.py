@@ -21,6 +21,7 @@ from slipway.contract import Task, is_classification
 from slipway.errors import GateMissedError, SchemaError
 from slipway.metrics import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
 from slipway.params import Gate
+from slipway.reports.calibration import Worth
 from slipway.reports.console import interval, number
 
 
@@ -51,6 +52,7 @@ class Evaluation:
     metrics: dict[str, Metric]
     leaked: NDArray[np.bool_] | None = None  # (N,) rows with a twin, or their group, in another split; None where none has
     without_leaked: dict[str, Metric] = field(default_factory=dict)  # of the other rows; empty where none leaks, or too few are left
+    worth: Worth | None = None  # of the answers; None where nothing was calibrated
 
     @property
     def num_leaked(self) -> int:
@@ -160,6 +162,7 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
     first = {name: evaluation.metrics[name].value for name in headlines(evaluation.task)}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
     content = {**first, "rows": len(evaluation.targets), "metrics": metrics, **_leak_content(evaluation)}
+    content |= evaluation.worth.content() if evaluation.worth else {}
     return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
 
 

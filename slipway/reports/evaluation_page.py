@@ -7,6 +7,7 @@ import numpy as np
 from slipway.columns import ColumnContract
 from slipway.data.packed import Inputs
 from slipway.input_contract import InputContract
+from slipway.reports.calibration_section import calibration_section
 from slipway.reports.cells import read_cells
 from slipway.reports.charts import Series, histogram, line_chart, scatter
 from slipway.reports.console import interval, number
@@ -38,6 +39,7 @@ def evaluation_page(
         _headline(evaluation),
         *_leaks(evaluation),
         _gates(gates),
+        *([calibration_section(evaluation.worth)] if evaluation.worth else []),
         *_where_it_goes_wrong(evaluation),
         _worst(evaluation, inputs, contract),
     ]

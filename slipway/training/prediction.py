@@ -3,16 +3,25 @@
 An answer that is not finite is refused.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from slipway.calibration_fitting import softmax
 from slipway.contract import is_classification
 from slipway.data.packed import Inputs
 from slipway.errors import TrainingError
+from slipway.training.features import answer_and_features
 from slipway.training.networks import Network
+
+
+class RawAnswers(NamedTuple):
+    """What a network answers before it is calibrated."""
+
+    answers: NDArray[np.float32]  # (N, K) logits, or (N, 1) values
+    features: NDArray[np.float32]  # (N, D) what the asked layer took
 
 
 def default_device() -> str:
@@ -26,23 +35,28 @@ def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> N
     In float32 without TF32, the softmax in float64. Moves `network` to `device` and into evaluation mode.
     Raises TrainingError if any answer is NaN or infinite.
     """
+    answers = predict_raw(network, None, inputs, batch_size, device).answers
+    return softmax(answers).astype(np.float32) if is_classification(network.spec.task) else answers
+
+
+def predict_raw(network: Network, layer: str | None, inputs: Inputs, batch_size: int, device: str) -> RawAnswers:
+    """The same before the softmax, with the features that `layer` takes; none where it is None."""
     network.eval().to(device)
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         starts = range(0, len(inputs), batch_size)
-        answers = np.concatenate([_answer(network, inputs[start : start + batch_size], device) for start in starts])
+        parts = [_answer(network, layer, inputs[start : start + batch_size], device) for start in starts]
+    answers, features = (np.concatenate(part) for part in zip(*parts, strict=True))
     wrong = ~np.isfinite(answers).all(axis=1)
     if wrong.any():
         raise TrainingError(
             f"the network answers NaN or infinity for {wrong.sum()} of {len(answers)} rows, the first is row {int(wrong.argmax())}. "
             "Its training diverged: lower train.learning_rate, then run `dvc repro`."
         )
-    return answers
+    return RawAnswers(answers, features)
 
 
-def _answer(network: Network, rows: NDArray[Any], device: str) -> NDArray[np.float32]:
-    """(B, ...) -> (B, K); the copy is because torch takes no read-only memory map."""
-    answer: torch.Tensor = network(torch.from_numpy(np.array(rows)).to(device))
-    if is_classification(network.spec.task):
-        answer = answer.double().softmax(dim=1)
-    numbers: NDArray[np.float32] = answer.float().cpu().numpy()
-    return numbers
+def _answer(network: Network, layer: str | None, rows: NDArray[Any], device: str) -> RawAnswers:
+    """(B, ...) -> (B, K), (B, D); the copy is because torch takes no read-only memory map."""
+    taken = torch.from_numpy(np.array(rows)).to(device)
+    answer, features = (network(taken), torch.empty(len(taken), 0)) if layer is None else answer_and_features(network, layer, taken)
+    return RawAnswers(answer.float().cpu().numpy(), features.cpu().numpy())

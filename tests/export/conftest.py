@@ -17,16 +17,21 @@ from torch.nn import functional
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.calibration import Calibration, read_calibration, write_calibration
 from slipway.contract import Task
 from slipway.data.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
 from slipway.export.bundling import ExportRows, Trained, write_bundle
+from slipway.export.canary import choose_canary
 from slipway.export.graph import torch_answers
 from slipway.export.lineage import trace_lineage
 from slipway.metrics import Resampling, classification_metrics, regression_metrics
-from slipway.params import Params, parse_params
+from slipway.params import Params, load_params, parse_params
 from slipway.preprocess import ImageContract
 from slipway.reports.evaluation import Evaluation, write_evaluation
+from slipway.training.calibrated import CalibratedNetwork, calibrated
+from slipway.training.calibrating import Calibrator
 from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, load_network, save_checkpoint
+from slipway.training.outlier_score import save_outlier_score
 from tests.model_cards import model_card
 from tests.packed_rows import packed_rows
 
@@ -58,6 +63,12 @@ class Project:
 
     def network(self) -> Network:
         return load_network(self.checkpoint)
+
+    def calibrated(self) -> CalibratedNetwork:
+        return calibrated(self.network(), self.calibration(), self.root / "artifacts/outlier_score.safetensors")
+
+    def calibration(self) -> Calibration:
+        return read_calibration(self.root / "artifacts/calibration.json")
 
     def split(self, name: str) -> PackedSplit:
         return open_split(self.packed, read_packed(self.packed), name)
@@ -103,6 +114,7 @@ def _make_project(root: Path, task: Task) -> Project:
     manifest = _write_packed(root / "data/packed", images, targets, payloads, task)
     project = Project(root, task)
     _train(project, manifest)
+    _calibrate(project)
     _write_metrics(project)
     _export(project)
     return project
@@ -187,23 +199,26 @@ def _train(project: Project, manifest: PackedManifest) -> None:
     save_checkpoint(project.checkpoint, model_card(spec), network.state_dict())
 
 
+def _calibrate(project: Project) -> None:
+    params = load_params(Path(__file__).parents[2] / "params.yaml").evaluate
+    fitted = Calibrator(project.network(), params, 7, "cpu").fit(project.split("train"), project.split("val"))
+    write_calibration(project.root / "artifacts/calibration.json", fitted.calibration)
+    save_outlier_score(project.root / "artifacts/outlier_score.safetensors", fitted.score)
+
+
 def trained(project: Project) -> Trained:
-    network = project.network()
+    network = project.calibrated()
     card = ModelCard.model_validate_json((project.checkpoint / "model.json").read_text())
-    outputs = torch_answers(network, _output(project), project.split("test").inputs[:])
+    outputs = torch_answers(network, project.split("test").inputs[:]).outputs
     measure = classification_metrics if project.task == "image_classification" else regression_metrics
     metrics = measure(project.split("test").targets, outputs, RESAMPLING)
-    return Trained(network, project.task, CONTRACT, network.spec.classes, card.weights_sha256, metrics)
-
-
-def _output(project: Project) -> Any:
-    return Trained(project.network(), project.task, CONTRACT, project.network().spec.classes, "", {}).output
+    return Trained(network, project.task, CONTRACT, card.network.classes, card.weights_sha256, project.calibration(), metrics)
 
 
 def _write_metrics(project: Project) -> None:
     (project.root / "metrics").mkdir()
     split = project.split("test")
-    outputs = torch_answers(project.network(), _output(project), split.inputs[:])
+    outputs = torch_answers(project.calibrated(), split.inputs[:]).outputs
     evaluation = Evaluation(
         project.task, project.network().spec.classes, split.ids, split.sources, split.targets, outputs, trained(project).metrics
     )
@@ -214,6 +229,7 @@ def _export(project: Project) -> None:
     content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     params = parse_params(content)
-    rows = ExportRows(project.split("train").inputs[:], project.split("val").inputs[:])
+    validation = project.split("val")
+    rows = ExportRows(project.split("train").inputs[:], validation.inputs[:], choose_canary(validation, params.seed, 20))
     with files.new_directory(project.bundle_root) as folder:
         write_bundle(folder, trained(project), rows, params.export, trace_lineage({}, []))

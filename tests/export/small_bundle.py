@@ -10,6 +10,7 @@ from slipway.columns import Column, ColumnContract
 from slipway.input_contract import InputContract, input_name
 from slipway.passport import Machine, Passport, Profile
 from slipway.preprocess import ImageContract
+from tests.calibrations import CALIBRATION
 
 LABELS = ["cat", "dog", "emu"]
 MACHINE = Machine(
@@ -36,7 +37,7 @@ def write_small_bundle(
     files.write_bytes(root / "model_fp16.onnx", model)
     manifest = Bundle.model_validate(
         {
-            "format_version": 2,
+            "format_version": 3,
             "task": f"{'table' if contract.kind == 'columns' else 'image'}_{'classification' if labels else 'regression'}",
             "input": contract,
             "input_name": input_name(contract),
@@ -45,6 +46,7 @@ def write_small_bundle(
             "max_batch_size": 8,
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
             "canary": None,
+            "calibration": CALIBRATION,
             "metrics": {},
             "lineage": Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
             "versions": {},

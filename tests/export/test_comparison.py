@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slipway.calibration import Answers
 from slipway.certificate import Execution, Hop
 from slipway.errors import BundleError
 from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
@@ -95,16 +96,17 @@ class NoisyRunner:
     def __init__(self, error: float) -> None:
         self.error = error
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        answer = np.full((len(batch), 2), 0.5, dtype=np.float32)
-        return answer + np.float32(self.error if len(batch) == 4 else 0)
+    def run(self, batch: NDArray[np.uint8]) -> Answers:
+        error = np.float32(self.error if len(batch) == 4 else 0)
+        return Answers(np.full((len(batch), 2), 0.5, dtype=np.float32) + error, np.ones(len(batch), dtype=np.float32) + 2 * error)
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-3])
 def test_noise_is_what_a_runtime_differs_from_itself_between_batches(error: float) -> None:
-    images, outputs = np.zeros((12, 4, 4, 1), dtype=np.uint8), np.full((12, 2), 0.5, dtype=np.float32)
-    assert batch_noise(NoisyRunner(error), images, outputs, 32) == pytest.approx(error, rel=1e-3)
-    assert batch_noise(NoisyRunner(error), images, outputs, 2) == 0
+    images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
+    answers = Answers(np.full((12, 2), 0.5, dtype=np.float32), np.ones(12, dtype=np.float32))
+    assert batch_noise(NoisyRunner(error), images, answers, 32) == pytest.approx((error, 2 * error), rel=1e-3)
+    assert batch_noise(NoisyRunner(error), images, answers, 2) == (0, 0)
 
 
 def test_a_variant_within_its_budget_agrees_and_lists_its_flips() -> None:

@@ -40,7 +40,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Loade
 def test_what_was_compiled_is_loaded_and_answers(engine: tuple[Path, LoadedBundle]) -> None:
     root, bundle = engine
     pixels = np.random.default_rng(0).integers(0, 256, (16, *CONTRACT.shape), dtype=np.uint8)
-    assert np.allclose(open_engine(root, bundle).run(pixels), probabilities(pixels), atol=1e-6)
+    assert np.allclose(open_engine(root, bundle).run(pixels).outputs, probabilities(pixels), atol=1e-6)
 
 
 def test_the_passport_says_what_was_read_back_and_where_it_was_built(engine: tuple[Path, LoadedBundle]) -> None:

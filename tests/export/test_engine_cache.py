@@ -96,7 +96,7 @@ def test_two_seeds_of_one_architecture_never_share_an_engine(seeds: Seeds, provi
     for _ in range(2):  # built, and then read
         for bundle in seeds:
             runner = open_onnx_tensorrt(bundle, "fp16", PROFILE, tmp_path / "cache", 1)
-            assert np.array_equal(runner.run(PIXELS), right(bundle))
+            assert np.array_equal(runner.run(PIXELS).outputs, right(bundle))
             assert (runner.actual.backend, runner.actual.provider) == ("onnxruntime", "tensorrt")
     folders = list((tmp_path / "cache").iterdir())
     assert len(folders) == 2
@@ -222,4 +222,4 @@ def test_on_a_gpu_two_seeds_have_their_own_engines_and_answers(seeds: Seeds, tmp
     for _ in range(2):
         for bundle in seeds:
             runner = open_onnx_tensorrt(bundle, "fp16", PROFILE, tmp_path / "cache", 1)
-            assert np.allclose(runner.run(PIXELS), right(bundle), atol=1e-3)
+            assert np.allclose(runner.run(PIXELS).outputs, right(bundle), atol=1e-3)

@@ -16,6 +16,7 @@ from slipway.data.samples import Fault, RawSample
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import TestRows
 from slipway.export.http_hop import Payload, ServiceClient, original_payloads, row_payloads
+from tests.calibrations import described
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 ACTUAL = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
@@ -29,7 +30,8 @@ def answer_to(content: bytes, version: str) -> dict[str, Any]:
     shares = np.array([1.0 + content[0], 5.0, 9.0])
     shares = (shares / shares.sum()).astype(np.float32)
     probabilities = dict(zip(LABELS, shares.tolist(), strict=True))
-    return {"label": LABELS[int(shares.argmax())], "probabilities": probabilities, "model_version": version, "request_id": "1"}
+    answer = {"label": LABELS[int(shares.argmax())], "probabilities": probabilities, "model_version": version, "request_id": "1"}
+    return described(answer, score=content[0] / 8)
 
 
 @contextmanager
@@ -93,6 +95,8 @@ def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_pat
         measured = client.measure(payloads(order=list(reversed(range(20)))), len(PAYLOADS), timing_rounds=2, actual=ACTUAL)
     expected = [list(answer_to(content, "")["probabilities"].values()) for content in PAYLOADS]
     assert measured.alone.outputs.tolist() == expected
+    assert measured.alone.scores is not None
+    assert measured.alone.scores.tolist() == [content[0] / 8 for content in PAYLOADS]
     assert measured.alone.latency_ms > 0
     assert measured.alone.rows_per_second > 0
 
@@ -114,6 +118,10 @@ def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path)
         (lambda answer: answer | {"probabilities": {"cat": 1.0}}, "not of the form"),
         (lambda answer: answer | {"probabilities": answer["probabilities"] | {"yak": 0.0}}, "not of the form"),
         (lambda answer: answer | {"probabilities": [1, 0, 0]}, "not of the form"),
+        (lambda answer: answer | {"prediction_set": answer["prediction_set"][1:]}, "not of the form"),
+        (lambda answer: answer | {"prediction_set": LABELS}, "not of the form"),
+        (lambda answer: answer | {"is_outlier": not answer["is_outlier"]}, "not of the form"),
+        (lambda answer: {key: value for key, value in answer.items() if key != "outlier_score"}, "not of the form"),
         (lambda answer: [answer], "expected one object"),
         (lambda answer: b"<html>", "expected JSON"),
     ],

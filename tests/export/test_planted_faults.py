@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,7 +28,7 @@ from tests.export.small_bundle import passport_for
 pytestmark = pytest.mark.slow
 
 
-def run_hops(project: Project, network: nn.Module, bundle: LoadedBundle, params: Params) -> list[Measured]:
+def run_hops(project: Project, network: Any, bundle: LoadedBundle, params: Params) -> list[Measured]:
     comparison = Comparison(read_test_rows(project.packed, bundle_classes(project)), RESAMPLING)
     runner = HopRunner(comparison, bundle, network, params.verify)
     return [runner.torch, *runner.run_onnx()]
@@ -66,7 +67,7 @@ def scale_weights(factor: float) -> Callable[[onnx.ModelProto], None]:
 
 def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Project, export_params: Params) -> None:
     for project in (classifier, regressor):
-        measured = run_hops(project, project.network(), project.bundle(), export_params)
+        measured = run_hops(project, project.calibrated(), project.bundle(), export_params)
         assert guilty(measured) is None
         assert [hop.name for hop, answers in measured if answers] == [
             "torch",
@@ -76,9 +77,9 @@ def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Proj
 
 
 def test_a_wrong_mean_is_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
-    network = classifier.network()
-    assert isinstance(network, ImageNetwork)
-    network.pixel_mean += 2.0
+    network = classifier.calibrated()
+    assert isinstance(network.network, ImageNetwork)
+    network.network.pixel_mean += 2.0
     assert guilty(run_hops(classifier, network, classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
 
 
@@ -86,11 +87,11 @@ def test_swapped_channels_are_found_in_the_first_graph(classifier: Project, expo
     class SwappedNetwork(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.network = classifier.network()
+            self.network = classifier.calibrated()
 
-        def forward(self, image: torch.Tensor) -> torch.Tensor:
-            answer: torch.Tensor = self.network(image.flip(3))
-            return answer
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            answers: tuple[torch.Tensor, torch.Tensor] = self.network(image.flip(3))
+            return answers
 
     assert guilty(run_hops(classifier, SwappedNetwork(), classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
 
@@ -100,14 +101,14 @@ def test_permuted_labels_are_found_in_the_first_graph(classifier: Project, tmp_p
     content = json.loads((tmp_path / "bundle/bundle.json").read_text())
     content["output"]["labels"] = content["output"]["labels"][::-1]
     files.write_json(tmp_path / "bundle/bundle.json", content)
-    measured = run_hops(classifier, classifier.network(), load_bundle(tmp_path / "bundle"), export_params)
+    measured = run_hops(classifier, classifier.calibrated(), load_bundle(tmp_path / "bundle"), export_params)
     assert guilty(measured) == "onnxruntime/cpu/fp32"
     assert len(measured[1][0].flipped) > 20
 
 
 def test_other_weights_of_the_same_architecture_are_found(classifier: Project, tmp_path: Path, export_params: Params) -> None:
     bundle = altered(classifier, tmp_path, scale_weights(1.001))
-    assert guilty(run_hops(classifier, classifier.network(), bundle, export_params)) == "onnxruntime/cpu/fp32"
+    assert guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params)) == "onnxruntime/cpu/fp32"
 
 
 @pytest.mark.parametrize("variant", ["fp16", "int8", "int8_tensorrt"])
@@ -120,7 +121,7 @@ def test_a_broken_variant_is_the_guilty_hop_and_fp32_is_not(
         softmax.input[0] = "negated"
 
     bundle = altered(classifier, tmp_path, negate_the_answer, variant)
-    measured = run_hops(classifier, classifier.network(), bundle, export_params)
+    measured = run_hops(classifier, classifier.calibrated(), bundle, export_params)
     assert guilty(measured) == f"onnxruntime/cpu/{variant}"
     certificate = make_certificate(bundle, [hop for hop, _ in measured], {}, draft=False)
     with pytest.raises(ParityError, match=f"hop onnxruntime/cpu/{variant} differs from torch"):
@@ -139,7 +140,7 @@ def test_a_layer_that_overflows_fp16_is_refused_by_name_before_it_is_written(cla
 def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: Project, tmp_path: Path, export_params: Params) -> None:
     bundle = classifier.bundle()
     comparison = Comparison(read_test_rows(classifier.packed, bundle_classes(classifier)), RESAMPLING)
-    runner = HopRunner(comparison, bundle, classifier.network(), export_params.verify)
+    runner = HopRunner(comparison, bundle, classifier.calibrated(), export_params.verify)
     stale = passport_for(bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32))
     write_engine(tmp_path / "stale", b"plan", stale)
     hop, _ = runner.run_engine(tmp_path / "stale")

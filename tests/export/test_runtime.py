@@ -65,6 +65,7 @@ class FakeContext:
         rows = self.device.memory[self.addresses["image"]][:size].reshape(self.shape[0], -1)
         answer = np.repeat(rows.mean(axis=1, dtype=np.float32)[:, None], len(LABELS), axis=1)
         self.device.upload(self.addresses["probabilities"], np.ascontiguousarray(answer))
+        self.device.upload(self.addresses["outlier_score"], rows.max(axis=1).astype(np.float32))
         self.busy.release()
         return self.runs
 
@@ -90,9 +91,10 @@ def pictures(num_rows: int) -> NDArray[np.uint8]:
 def test_an_engine_answers_every_batch_of_its_profile(tmp_path: Path, num_rows: int) -> None:
     runner, _ = make_runner(tmp_path)
     batch = pictures(num_rows)
-    answer = runner.run(batch)
-    assert answer.shape == (num_rows, len(LABELS))
-    assert np.allclose(answer[:, 0], batch.reshape(num_rows, -1).mean(axis=1))
+    outputs, scores = runner.run(batch)
+    assert outputs.shape == (num_rows, len(LABELS))
+    assert np.allclose(outputs[:, 0], batch.reshape(num_rows, -1).mean(axis=1))
+    assert scores.tolist() == batch.reshape(num_rows, -1).max(axis=1).tolist()
 
 
 @pytest.mark.parametrize("num_rows", [0, 9])
@@ -110,12 +112,12 @@ def test_an_engine_for_a_table_has_memory_for_four_bytes_a_number(tmp_path: Path
     contract = fit_contract({"size": [1.0, 2.0], "place": ["a", "b"]})
     bundle, device = write_small_bundle(tmp_path, contract=contract), FakeDevice()
     EngineRunner(FakeEngine(FakeContext(device)), bundle, passport_for(bundle, b"plan"), device)
-    assert [len(memory) for memory in device.memory.values()] == [8 * 2 * 4, 8 * len(LABELS) * 4]
+    assert [len(memory) for memory in device.memory.values()] == [8 * 2 * 4, 8 * len(LABELS) * 4, 8 * 4]
 
 
 def test_an_engine_takes_a_batch_that_is_not_contiguous(tmp_path: Path) -> None:
     batch = pictures(8)[::2]
-    assert np.allclose(make_runner(tmp_path)[0].run(batch)[:, 0], batch.reshape(4, -1).mean(axis=1))
+    assert np.allclose(make_runner(tmp_path)[0].run(batch).outputs[:, 0], batch.reshape(4, -1).mean(axis=1))
 
 
 def test_threads_take_turns_and_get_their_own_answers(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_threads_take_turns_and_get_their_own_answers(tmp_path: Path) -> None:
 
     def ask(value: int) -> None:
         for _ in range(20):
-            answers[value] = runner.run(batches[value])
+            answers[value] = runner.run(batches[value]).outputs
 
     threads = [threading.Thread(target=ask, args=(value,)) for value in range(16)]
     for thread in threads:

@@ -18,6 +18,7 @@ from slipway.export.http_hop import Payload
 from slipway.export.service_hop import ServiceHop, not_tried
 from slipway.metrics import Resampling
 from slipway.params import Params
+from tests.calibrations import described
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 pytestmark = pytest.mark.slow
@@ -97,7 +98,7 @@ def run_table_hop(tmp_path: Path, params: Params, alone: NDArray[np.float32], to
 
 def answers_by_row(answers: NDArray[np.float32]) -> list[dict[str, Any]]:
     labelled = (dict(zip(LABELS, row.tolist(), strict=True)) for row in answers)
-    return [{"label": max(row, key=lambda name: row[name]), "probabilities": row} for row in labelled]
+    return [described({"label": max(row, key=lambda name: row[name]), "probabilities": row}) for row in labelled]
 
 
 def make_book(bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execution) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def make_book(bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execut
     for payload, row in zip(PAYLOADS, answers, strict=True):
         probabilities = dict(zip(LABELS, row.tolist(), strict=True))
         answer = {"label": LABELS[int(row.argmax())], "probabilities": probabilities, "model_version": bundle.version}
-        book[hashlib.sha256(payload).hexdigest()] = answer
+        book[hashlib.sha256(payload).hexdigest()] = described(answer)
     return book
 
 

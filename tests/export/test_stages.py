@@ -17,7 +17,7 @@ from slipway.errors import EngineError
 from slipway.params import Params
 from slipway.runtime import why_unavailable
 from stages import compile as compile_stage
-from tests.export.conftest import Project
+from tests.export.conftest import NUM_ROWS, Project
 
 pytestmark = pytest.mark.slow
 NO_GPU = why_unavailable("tensorrt")
@@ -54,6 +54,13 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
     assert (hops["http"].rows, hops["http"].flipped, hops["http"].max_difference) == (41, [], 0.0)
     assert hops["http"].reference == "onnxruntime/cpu/fp32"
     assert "onnxruntime/cpu/int8_tensorrt" in result.stdout
+    if NO_GPU:
+        skipped = {name for name, hop in hops.items() if hop.status == "not_executed"}
+        assert {"tensorrt/fp16", "onnxruntime/tensorrt/fp16", "onnxruntime/tensorrt/int8_tensorrt"} <= skipped
+        assert "onnxruntime/tensorrt/fp32" not in hops  # it would be TF32
+    assert bundle.manifest.canary is not None
+    assert bundle.manifest.canary.rows == NUM_ROWS["val"]
+    assert set(bundle.manifest.canary.budgets) == set(bundle.manifest.models)
     assert json.loads((project / "metrics/verify.json").read_text())["certified"] == 1
     assert bundle.manifest.lineage.params["export"]["max_batch_size"] == 32
     assert bundle.manifest.lineage.digests["artifacts/checkpoint/weights.safetensors"]
@@ -126,3 +133,4 @@ def test_with_a_gpu_the_engine_is_a_hop_that_agrees(project: Path) -> None:
     hops = {hop.name: hop for hop in read_certificate(project / "artifacts/certificate.json").hops}
     assert hops["tensorrt/fp16"].status == "agrees"
     assert hops["onnxruntime/cuda/fp32"].status == "agrees"
+    assert hops["onnxruntime/tensorrt/fp16"].status == "agrees"

@@ -15,6 +15,7 @@ import yaml
 from numpy.typing import NDArray
 
 from slipway.bundle import load_bundle
+from slipway.calibration import Answers, read_calibration
 from slipway.contract import Task, is_classification
 from slipway.data.augmentation import plan_from_params, write_plan
 from slipway.data.packed import open_split, read_manifest
@@ -29,8 +30,10 @@ from slipway.export.variants import fp16_graph, make_variant, run_in_batches
 from slipway.metrics import Resampling
 from slipway.params import Params, parse_params
 from slipway.runtime import open_onnx
+from slipway.training.calibrated import calibrated as calibrated_as
 from slipway.training.networks import NetworkSpec, TableNetwork, build_network, load_network
 from slipway.training.tabm_network import RowEncoding
+from tests.calibrations import CALIBRATION, calibrated
 from tests.packed_tables import fit_contract, write_packed_table
 from tests.project_params import NO_AUGMENTATION
 
@@ -71,7 +74,10 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
         run_stage(tmp_path, stage)
     monkeypatch.chdir(tmp_path)
 
-    bundle, network = load_bundle(Path("artifacts/bundle")), load_network(Path("artifacts/checkpoint"))
+    bundle, artifacts = load_bundle(Path("artifacts/bundle")), Path("artifacts")
+    calibration = read_calibration(artifacts / "calibration.json")
+    assert bundle.manifest.calibration == calibration
+    network = calibrated_as(load_network(artifacts / "checkpoint"), calibration, artifacts / "outlier_score.safetensors")
     manifest = read_manifest(Path("data/packed"))
     assert (bundle.manifest.input_name, bundle.manifest.input) == ("row", manifest.input)
     comparison = Comparison(read_test_rows(Path("data/packed"), manifest.classes), Resampling(7, 100, 0.95))
@@ -102,29 +108,29 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, ExportR
     assert isinstance(network, TableNetwork)
     assert isinstance(network.backbone.pieces, torch.nn.Parameter)
     torch.nn.init.normal_(network.backbone.pieces)
-    trained = Trained(network, spec.task, spec.input, [], "0" * 64, {})
     rows = ExportRows(open_split(root, manifest, "train").inputs[:256], open_split(root, manifest, "val").inputs)
-    return trained, rows, export_graph(network, spec.input, trained.output, opset=18, max_batch_size=64)
+    trained = Trained(calibrated(network, rows.calibration, None), spec.task, spec.input, [], "0" * 64, CALIBRATION, {})
+    return trained, rows, export_graph(trained.network, spec.input, trained.output, opset=18, max_batch_size=64)
 
 
-def answers(graph: bytes, rows: NDArray[Any]) -> NDArray[np.float32]:
+def answers(graph: bytes, rows: NDArray[Any]) -> Answers:
     return run_in_batches(open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1), rows, 64)
 
 
 def test_the_graph_is_the_network_at_every_batch_size(exported: tuple[Trained, ExportRows, bytes]) -> None:
     trained, rows, graph = exported
     check_graph(graph, trained.input, trained.output)
-    assert prove_parity(trained.network, graph, trained.output, rows.validation, batch_sizes=[1, 2, 7, 64], max_difference=1e-5) < 1e-5
+    assert prove_parity(trained.network, graph, rows.validation, batch_sizes=[1, 2, 7, 64], max_difference=1e-5) < 1e-5
     with pytest.raises(ParityError, match="batch of 65"):  # beyond what it was exported for
-        prove_parity(_doubled(trained.network), graph, trained.output, rows.validation, batch_sizes=[65], max_difference=0.0)
+        prove_parity(_never_the_same(), graph, rows.validation, batch_sizes=[65], max_difference=0.0)
 
 
-def _doubled(network: torch.nn.Module) -> torch.nn.Module:
-    class Doubled(torch.nn.Module):
+def _never_the_same() -> Any:
+    class NeverTheSame(torch.nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             raise ValueError("never the same")
 
-    return Doubled()
+    return NeverTheSame()
 
 
 @pytest.mark.parametrize("variant", ["fp16", "int8", "int8_tensorrt"])
@@ -132,11 +138,11 @@ def test_every_variant_answers_as_fp32_does(exported: tuple[Trained, ExportRows,
     trained, rows, graph = exported
     smaller = make_variant(variant, graph, rows.calibration, tmp_path)
     check_graph(smaller, trained.input, trained.output)
-    expected = answers(graph, rows.validation[:])
-    off = np.square(answers(smaller, rows.validation[:]) - expected).mean() ** 0.5 / expected.std()
+    expected, found = answers(graph, rows.validation[:]), answers(smaller, rows.validation[:])
+    off = np.square(found.outputs - expected.outputs).mean() ** 0.5 / expected.outputs.std()
     assert off < (0.002 if variant == "fp16" else 0.1)
     outliers = np.array([[1e30, -1e30, 1e30, 0.0, 0.0, 1.0]], dtype=np.float32)  # three numbers, a boolean, an indicator, a code
-    assert np.isfinite(answers(smaller, outliers)).all()
+    assert all(np.isfinite(numbers).all() for numbers in answers(smaller, outliers))
 
 
 def test_places_in_bins_and_the_targets_unit_stay_in_fp32(exported: tuple[Trained, ExportRows, bytes]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from slipway.passport import Profile
 from slipway.preprocess import ImageContract
 from slipway.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
 from slipway.training.networks import NetworkSpec, build_network
+from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import Project
 from tests.packed_tables import write_packed_table
 
@@ -38,7 +40,7 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     )  # fmt: skip
     torch.manual_seed(0)
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
-    trained = Trained(build_network(spec).eval(), spec.task, contract, spec.classes, "0" * 64, {})
+    trained = Trained(calibrated(build_network(spec), pictures), spec.task, contract, spec.classes, "0" * 64, CALIBRATION, {})
     folder = tmp_path_factory.mktemp("resnet18")
     write_bundle(folder, trained, ExportRows(pictures, pictures), export_params.export, trace_lineage({}, []))
     return load_bundle(folder)
@@ -55,8 +57,9 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
         target_scale=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    trained = Trained(build_network(spec).eval(), spec.task, spec.input, spec.classes, "0" * 64, {})
     rows = ExportRows(*(open_split(root / "packed", manifest, split).inputs[:] for split in ("train", "val")))
+    network = calibrated(build_network(spec), rows.calibration)
+    trained = Trained(network, spec.task, spec.input, spec.classes, "0" * 64, CALIBRATION, {})
     (root / "bundle").mkdir()
     write_bundle(root / "bundle", trained, rows, export_params.export, trace_lineage({}, []))
     return load_bundle(root / "bundle")
@@ -83,8 +86,10 @@ def nothing() -> BuildRequest:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profile(classifier: Project, variant: str) -> None:
-    built = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), variant))
+    request = request_for(classifier.bundle(), variant)
+    built = build_engine_apart("tensorrt_rtx", request)
     assert len(built.plan) > 1000
+    assert (built.precision, built.precision_read_from) == (request.precision, "network")
 
 
 @needs_rtx
@@ -99,8 +104,10 @@ def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, vari
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, variant: str) -> None:
-    built = build_engine_apart("tensorrt_rtx", request_for(table, variant))
+    request = request_for(table, variant)
+    built = build_engine_apart("tensorrt_rtx", request)
     assert len(built.plan) > 1000
+    assert built.precision == request.precision
 
 
 @needs_rtx
@@ -108,6 +115,15 @@ def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, vari
 def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(classifier: Project) -> None:
     with pytest.raises(EngineError, match=r"does not take the graph(.|\n)*DequantizeLinear"):
         build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "int8"))
+
+
+@needs_rtx
+def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Project) -> None:
+    import tensorrt_rtx
+
+    for found, requested in (("fp32", "fp16"), ("fp16", "int8"), ("int8_tensorrt", "fp16")):
+        with pytest.raises(EngineError, match=f"the graph is of precision {found.split('_')[0]}, {requested} was requested"):
+            build_engine(tensorrt_rtx, replace(request_for(classifier.bundle(), found), precision=requested))
 
 
 @needs_rtx
@@ -119,7 +135,12 @@ def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("death", "message"), [("os.kill(os.getpid(), 11)", "was ended by SIGSEGV"), ("os._exit(3)", "ended with exit code 3")]
+    ("death", "message"),
+    [
+        ("os.kill(os.getpid(), 11)", "was ended by SIGSEGV"),
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("os._exit(3)", "ended with exit code 3"),
+    ],
 )
 def test_a_crash_inside_tensorrt_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, message: str) -> None:
     (tmp_path / "crashing_tensorrt.py").write_text(f"import os\n{death}\n")

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.bundle import OutputContract
+from slipway.calibration import Answers
 from slipway.certificate import Execution
 from slipway.data.packed import PackedSplit
 from slipway.errors import ParityError
@@ -22,6 +23,10 @@ VALUE = OutputContract(kind="value", labels=[])
 PIXEL = ImageContract(kind="images", transform=None, size_px=1, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 
 
+def answers(outputs: NDArray[np.float32]) -> Answers:
+    return Answers(outputs, np.ones(len(outputs), dtype=np.float32))
+
+
 class FixedRunner:
     """Answers what it was given."""
 
@@ -30,8 +35,8 @@ class FixedRunner:
     def __init__(self, answers: NDArray[np.float32]) -> None:
         self._answers = answers
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        return self._answers
+    def run(self, batch: NDArray[np.uint8]) -> Answers:
+        return answers(self._answers)
 
 
 def split(num_rows: int) -> PackedSplit:
@@ -117,27 +122,27 @@ RIGHT = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], dtype=np.float32)
 
 def test_a_sound_variant_passes_with_its_difference() -> None:
     found = RIGHT + np.array([0.01, -0.01], dtype=np.float32)
-    assert refuse_broken("int8", FixedRunner(found), RIGHT, pixels(0), PROBABILITIES) == pytest.approx(0.01, rel=1e-3)
+    assert refuse_broken("int8", FixedRunner(found), answers(RIGHT), pixels(0), PROBABILITIES) == pytest.approx(0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("answers", "message"),
+    ("found", "message"),
     [
         (np.where(np.float32(0.9) == RIGHT, np.nan, RIGHT), "1 numbers that are not finite"),
         (RIGHT[:, ::-1], r"keeps 0\.0% of fp32's labels"),
         (RIGHT * 2, r"keeps 100\.0%"),
     ],
 )
-def test_a_broken_classifier_is_refused(answers: NDArray[np.float32], message: str) -> None:
+def test_a_broken_classifier_is_refused(found: NDArray[np.float32], message: str) -> None:
     with pytest.raises(ParityError, match=message):
-        refuse_broken("int8", FixedRunner(answers), RIGHT, pixels(0), PROBABILITIES)
+        refuse_broken("int8", FixedRunner(found), answers(RIGHT), pixels(0), PROBABILITIES)
 
 
 def test_a_broken_regressor_is_refused() -> None:
     reference = np.array([[100.0], [110.0], [120.0]], dtype=np.float32)
-    assert refuse_broken("int8", FixedRunner(reference + 1), reference, pixels(0), VALUE) == 1.0
+    assert refuse_broken("int8", FixedRunner(reference + 1), answers(reference), pixels(0), VALUE) == 1.0
     with pytest.raises(ParityError, match="more than fp32's answers spread"):
-        refuse_broken("int8", FixedRunner(reference + 50), reference, pixels(0), VALUE)
+        refuse_broken("int8", FixedRunner(reference + 50), answers(reference), pixels(0), VALUE)
 
 
 @pytest.mark.slow
@@ -153,7 +158,7 @@ def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier:
         assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
         assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
         runner = open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
-        assert (run_in_batches(runner, images, 16).argmax(axis=1) == targets).mean() > 0.95
+        assert (run_in_batches(runner, images, 16).outputs.argmax(axis=1) == targets).mean() > 0.95
 
 
 @pytest.mark.slow

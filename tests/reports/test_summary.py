@@ -13,6 +13,7 @@ from slipway.contract import Task
 from slipway.errors import BundleError, CertificateError, SchemaError, SlipwayError
 from slipway.preprocess import ImageContract
 from slipway.reports.summary import summary
+from tests.calibrations import CALIBRATION
 
 REASON = "no NVIDIA GPU: libcuda.so.1 cannot be loaded"
 INPUT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
@@ -51,7 +52,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
     labels = ["ape", "bee"] if task == "image_classification" else []
     names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
     manifest = Bundle(
-        format_version=2,
+        format_version=3,
         task=task,
         input=INPUT,
         input_name="image",
@@ -59,6 +60,8 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         output_name="probabilities",
         max_batch_size=8,
         models={"fp16": describe_model(folder / "model_fp16.onnx", "fp16", ["cpu"])},
+        calibration=CALIBRATION,
+        canary=None,
         metrics={},
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
         versions={},

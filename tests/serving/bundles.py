@@ -11,16 +11,20 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from slipway import bundle as bundles
-from slipway.bundle import Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
+from slipway.bundle import SCORE_NAME, Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
+from slipway.calibration import Answers
 from slipway.canary import FILE, Canary, CanaryRows, canary_budget, canary_bytes
 from slipway.certificate import Certificate, Execution, Hop, write_certificate
 from slipway.columns import Column, ColumnContract
 from slipway.contract import Task
 from slipway.files import sha256_bytes
 from slipway.preprocess import ImageContract
+from tests.calibrations import CALIBRATION
 
 SIZE_PX = 8
 LABELS = ["dark", "grey", "bright"]
+CLASS_FIELDS = ["label", "probabilities", "prediction_set", "outlier_score", "is_outlier"]  # of one prediction
+VALUE_FIELDS = ["value", "interval", "outlier_score", "is_outlier"]
 CONTRACT = ImageContract(
     kind="images", transform=None, size_px=SIZE_PX, channels=3, fit="stretch", interpolation="bilinear", max_pixels=50_000_000
 )
@@ -120,10 +124,24 @@ def _model(
     width: int,
     taken: onnx.ValueInfoProto | None = None,
 ) -> onnx.ModelProto:
-    """A model that takes `taken`, or images."""
+    """A model that takes `taken`, or images; a row's outlier score is the mean of its absolute numbers, of a picture in [0, 1]."""
     image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", SIZE_PX, SIZE_PX, 3])
     answer = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])
-    graph = helper.make_graph(nodes, "tiny", [taken or image], [answer], constants)
+    scale, axes = (np.float32(255), [1, 2, 3]) if taken is None else (np.float32(1), [1])
+    nodes = [
+        helper.make_node("Cast", [(taken or image).name], ["score_numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Abs", ["score_numbers"], ["score_absolute"]),
+        helper.make_node("Div", ["score_absolute", "score_scale"], ["score_scaled"]),
+        helper.make_node("ReduceMean", ["score_scaled", "score_axes"], [SCORE_NAME], keepdims=0),
+        *nodes,
+    ]
+    constants = [
+        *constants,
+        numpy_helper.from_array(np.array(scale), "score_scale"),
+        numpy_helper.from_array(np.array(axes, dtype=np.int64), "score_axes"),
+    ]
+    score = helper.make_tensor_value_info(SCORE_NAME, TensorProto.FLOAT, ["N"])
+    graph = helper.make_graph(nodes, "tiny", [taken or image], [answer, score], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
@@ -141,7 +159,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     else:
         task = "image_regression" if is_value else "image_classification"
     manifest = Bundle(
-        format_version=2,
+        format_version=3,
         task=task,
         input=COLUMNS if is_table else CONTRACT,
         input_name=graph.graph.input[0].name,
@@ -150,6 +168,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         max_batch_size=16,
         models=models,
         canary=None,
+        calibration=CALIBRATION,
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
         versions={"onnx": onnx.__version__},
@@ -161,10 +180,11 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
 def with_canary(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:
     """The bundle of `write_bundle`'s classifier with canary rows; its manifest, and so its version, is another."""
     pixels = np.random.default_rng(5).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
-    rows = CanaryRows([f"row{number}" for number in range(num_rows)], pixels, probabilities(pixels))
+    scores = (pixels.reshape(num_rows, -1).mean(axis=1) / 255).astype(np.float32)
+    rows = CanaryRows([f"row{number}" for number in range(num_rows)], pixels, Answers(probabilities(pixels), scores))
     payload = canary_bytes(rows)
     (bundle.root / FILE).write_bytes(payload)
-    budgets = {variant: canary_budget(rows.outputs, rows.outputs, model.precision) for variant, model in bundle.manifest.models.items()}
+    budgets = {variant: canary_budget(rows.answers, rows.answers, model.precision) for variant, model in bundle.manifest.models.items()}
     canary = Canary(file=FILE, sha256=sha256_bytes(payload), bytes=len(payload), rows=num_rows, budgets=budgets)
     bundles.write_manifest(bundle.root, bundle.manifest.model_copy(update={"canary": canary}))
     return bundles.load_bundle(bundle.root)

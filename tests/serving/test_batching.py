@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.batching import MicroBatcher, next_power_of_two, padded
+from slipway.calibration import Answers
 
 
 class Recorder:
@@ -18,12 +19,12 @@ class Recorder:
         self.gate = threading.Event()
         self.gate.set()
 
-    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray[np.uint8]) -> Answers:
         self.batches.append(batch[:, 0].tolist())
         assert self.gate.wait(10)
         if 255 in batch:
             raise RuntimeError("planted")
-        return batch.astype(np.float32) * 2
+        return Answers(batch.astype(np.float32) * 2, batch[:, 0].astype(np.float32))
 
 
 def item(value: int) -> NDArray[np.uint8]:
@@ -50,6 +51,7 @@ def test_every_caller_gets_the_answer_to_its_own_item() -> None:
         batcher = MicroBatcher(Recorder().run, 8)
         answers = await asyncio.gather(*(batcher.submit(item(value)) for value in range(100)))
         assert [answer.outputs[0] for answer in answers] == [2.0 * value for value in range(100)]
+        assert [answer.score for answer in answers] == list(range(100))
         await batcher.close()
 
     run(work())

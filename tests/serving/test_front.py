@@ -15,7 +15,7 @@ from serving.front import PASSED_ON, Front
 from serving.inference import Inference
 from serving.responses import ERRORS
 from slipway.preprocess import array_from_bytes
-from tests.serving.bundles import CONTRACT, LABELS, certify, log_of_mean, picture, probabilities, write_bundle
+from tests.serving.bundles import CLASS_FIELDS, CONTRACT, LABELS, VALUE_FIELDS, certify, log_of_mean, picture, probabilities, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, run
 
@@ -30,7 +30,7 @@ def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings
         raw = await client.post("/predict", content=payload, headers=PNG | {"x-request-id": "mine-1"})
         form = await client.post("/predict", files={"image": ("x.png", payload, "image/png")})
         assert raw.status_code == form.status_code == 200
-        assert list(raw.json()) == ["label", "probabilities", "model_version", "request_id"]
+        assert list(raw.json()) == [*CLASS_FIELDS, "model_version", "request_id"]
         assert raw.json()["label"] == LABELS[int(expected.argmax())]
         assert np.allclose([raw.json()["probabilities"][label] for label in LABELS], expected, atol=1e-6)
         assert raw.json()["request_id"] == raw.headers["x-request-id"] == "mine-1"
@@ -48,7 +48,7 @@ def test_a_value_is_answered_and_one_that_is_not_finite_is_a_counted_500(certifi
         good, bad = await asyncio.gather(
             client.post("/predict", content=picture(), headers=PNG), client.post("/predict", content=stream.getvalue(), headers=PNG)
         )
-        assert list(good.json()) == ["value", "model_version", "request_id"]
+        assert list(good.json()) == [*VALUE_FIELDS, "model_version", "request_id"]
         assert error_of(bad)["code"] == "invalid_answer"
         assert metric(inference, 'slipway_errors_total{error="invalid_answer"}') == 1
 

@@ -60,7 +60,7 @@ def flip_a_byte(path: Path) -> None:
 
 def newer_format(root: Path) -> None:
     content = json.loads((root / "bundle/bundle.json").read_text())
-    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 3}))
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 4}))
 
 
 def other_bundle(root: Path) -> None:
@@ -70,7 +70,7 @@ def other_bundle(root: Path) -> None:
 def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -> None:
     model = load_model(make_settings())
     pixels = np.random.default_rng(0).integers(0, 256, (5, *CONTRACT.shape), dtype=np.uint8)
-    assert np.allclose(model.run(pixels), probabilities(pixels), atol=1e-6)
+    assert np.allclose(model.run(pixels).outputs, probabilities(pixels), atol=1e-6)
     assert model.max_batch_size == 16
 
 
@@ -81,7 +81,7 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/model_fp32.onnx").unlink(), BundleError, "is missing"),
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
-        (newer_format, BundleError, "format version 3"),
+        (newer_format, BundleError, "format version 4"),
         (lambda root: (root / "certificate.json").unlink(), CertificateError, "nothing proves this bundle"),
         (lambda root: (root / "certificate.json").write_text("[]"), CertificateError, "format version"),
         (other_bundle, CertificateError, "the certificate is for bundle"),
@@ -136,7 +136,7 @@ def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(certified: Path, m
 def test_a_tables_bundle_is_loaded_and_answers(certified_table: Path, make_settings: MakeSettings) -> None:
     model = load_model(make_settings())
     rows = np.random.default_rng(0).normal(size=(5, *COLUMNS.shape)).astype(np.float32)
-    assert np.allclose(model.run(rows), row_probabilities(rows), atol=1e-6)
+    assert np.allclose(model.run(rows).outputs, row_probabilities(rows), atol=1e-6)
 
 
 def test_the_example_inputs_of_a_table_are_rows_that_it_may_have() -> None:
@@ -170,7 +170,7 @@ def test_columns_that_cannot_be_told_apart_are_not_served(certified: Path, make_
 def test_fewer_labels_than_outputs_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:
     output = load_bundle(certified / "bundle").manifest.output.model_copy(update={"labels": LABELS[:2]})
     certify(certified / "certificate.json", write_bundle(certified / "bundle", output=output))
-    with pytest.raises(InvalidAnswerError, match=r"answered \(1, 3\), its bundle says \(1, 2\)"):
+    with pytest.raises(InvalidAnswerError, match=r"answered \(1, 3\) and scores \(1,\), its bundle says \(1, 2\) and \(1,\)"):
         load_model(make_settings())
 
 
@@ -187,10 +187,13 @@ def test_outputs_that_are_no_probabilities_fail_in_warm_up(certified: Path, make
 def test_an_answer_that_is_not_finite_is_no_answer(certified: Path, make_settings: MakeSettings) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
     model = load_model(make_settings())
-    assert model.answer(np.array([1.5], dtype=np.float32)) == {"value": 1.5}
+    value, score = np.array([1.5], dtype=np.float32), np.float32(0.5)
+    assert model.answer(value, score) == {"value": 1.5, "interval": [1.25, 1.75], "outlier_score": 0.5, "is_outlier": False}
     for broken in (np.nan, np.inf, -np.inf):
         with pytest.raises(InvalidAnswerError):
-            model.answer(np.array([broken], dtype=np.float32))
+            model.answer(np.array([broken], dtype=np.float32), score)
+        with pytest.raises(InvalidAnswerError):
+            model.answer(value, np.float32(broken))
 
 
 def test_auto_takes_fp32_on_the_cpu_and_says_what_it_passed_over(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ def test_an_engine_that_was_built_here_is_served_from_the_next_start_on(
     assert model.selection.target_certificate is not None
     assert model.canary is not None
     pixels = np.random.default_rng(0).integers(0, 256, (5, *CONTRACT.shape), dtype=np.uint8)
-    assert np.allclose(model.run(pixels), probabilities(pixels), atol=1e-6)
+    assert np.allclose(model.run(pixels).outputs, probabilities(pixels), atol=1e-6)
 
 
 def test_a_receipt_says_what_to_build_as_well_as_a_passport(elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

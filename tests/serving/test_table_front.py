@@ -19,9 +19,11 @@ from serving.responses import ERRORS
 from slipway.columns import encode_rows, read_row
 from tests.serving.any_json import BODIES
 from tests.serving.bundles import (
+    CLASS_FIELDS,
     COLUMNS,
     LABELS,
     ROW,
+    VALUE_FIELDS,
     certify,
     picture,
     row_classifier,
@@ -55,7 +57,7 @@ def probabilities(answer: dict[str, Any]) -> list[float]:
 def test_one_row_has_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = (await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})).json()
-        assert list(answer) == ["label", "probabilities", "model_version", "request_id"]
+        assert list(answer) == [*CLASS_FIELDS, "model_version", "request_id"]
         assert answer["label"] == LABELS[int(expected([ROW])[0].argmax())]
         assert answer["request_id"] == "mine-1"
         assert np.allclose(probabilities(answer), expected([ROW])[0], atol=1e-6)
@@ -69,7 +71,7 @@ def test_several_rows_are_answered_in_their_order_over_several_batches(make_sett
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = (await client.post("/predict", json={"rows": rows})).json()
         assert list(answer) == ["predictions", "model_version", "request_id"]
-        assert [list(prediction) for prediction in answer["predictions"]] == [["label", "probabilities"]] * len(rows)
+        assert [list(prediction) for prediction in answer["predictions"]] == [CLASS_FIELDS] * len(rows)
         assert np.allclose([probabilities(prediction) for prediction in answer["predictions"]], expected(rows), atol=1e-6)
         assert metric(inference, "slipway_batch_size_sum") == len(rows)
         assert metric(inference, "slipway_predict_seconds_count") == metric(inference, 'slipway_stage_seconds_count{stage="infer"}') == 1
@@ -82,10 +84,10 @@ def test_a_value_is_answered_for_each_row(certified: Path, make_settings: MakeSe
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         one = (await client.post("/predict", json=ROW)).json()
-        assert list(one) == ["value", "model_version", "request_id"]
+        assert list(one) == [*VALUE_FIELDS, "model_version", "request_id"]
         assert one["value"] == pytest.approx(float(vectors([ROW]).sum()), abs=1e-4)
         several = (await client.post("/predict", json={"rows": [ROW, ROWS[1]]})).json()
-        assert [list(prediction) for prediction in several["predictions"]] == [["value"]] * 2
+        assert [list(prediction) for prediction in several["predictions"]] == [VALUE_FIELDS] * 2
         assert several["predictions"][0]["value"] == one["value"]
 
     run(make_settings(), work)

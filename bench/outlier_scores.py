@@ -1,0 +1,288 @@
+"""Which score tells strangers from ordinary rows best, of those that fit into the exported graph?
+
+`python -m bench.outlier_scores` trains on the embedded data and, where it is beside the checkout, on real data in folders of their own
+under tmp/, and prints and writes one table: the area under the ROC curve of ordinary test rows against each kind of stranger.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from bench.conditions import conditions
+from bench.data_sets import HOUSING, SHARED
+from slipway import files
+from slipway.columns import ColumnContract
+from slipway.data.packed import PackedSplit, open_split, read_manifest
+from slipway.preprocess import array_from_bytes
+from slipway.training.features import last_layer
+from slipway.training.networks import Network, load_network
+from slipway.training.outlier_score import fit_outlier_score
+from slipway.training.prediction import RawAnswers, predict_raw
+from tests.planted_labels import NO_CHANGES, TABM, cancer, digits, run_stage, write_project
+
+Float = NDArray[np.float64]
+Rows = NDArray[Any]
+ROOT = Path.cwd()
+SCRATCH = ROOT / "tmp" / "bench" / "outlier_scores"
+RESULT = ROOT / "bench/results/outlier_scores.md"
+STAGES = ("clean", "split", "precompute", "augment", "train")
+CIFAR10 = SHARED / "cifar10" / "test.parquet"
+MOST_ROWS = 2000
+DIRECTIONS = 64
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Where the rows come from, and what a user would change for them."""
+
+    name: str
+    table: Callable[[], pa.Table]
+    params: dict[str, dict[str, Any]]
+    needs: Path | None = None
+
+
+def wine() -> pa.Table:
+    """The embedded table."""
+    table = pyarrow.csv.read_csv(ROOT / "data/demo/wine.csv")
+    return table.set_column(table.column_names.index("cultivar"), "cultivar", table["cultivar"].cast(pa.string()))
+
+
+def housing() -> pa.Table:
+    """California housing."""
+    return pyarrow.csv.read_csv(SHARED / HOUSING.path)
+
+
+TABLE: dict[str, Any] = {"augment": NO_CHANGES, "train": TABM}
+SETS = (
+    DataSet("digits, small_resnet", digits, {"data": {"task": "image_classification"}}),
+    DataSet("wine, tabm", wine, {**TABLE, "data": {"task": "table_classification", "target_column": "cultivar"}}),
+    DataSet("breast cancer, tabm", cancer, {**TABLE, "data": {"task": "table_classification", "target_column": "label"}}),
+    DataSet(
+        "housing (a number), tabm",
+        housing,
+        {
+            "data": HOUSING.params["data"],
+            "augment": NO_CHANGES,
+            "train": {**TABM, "batch_size": 128, "epochs": 5},
+            "evaluate": {"gates": {}},
+        },
+        SHARED / HOUSING.path,
+    ),
+)
+
+
+# strangers
+
+
+def strangers_of_images(rows: Rows) -> Iterator[tuple[str, Rows]]:
+    """(N, H, W, C) uint8 test rows to rows that are none."""
+    generator = np.random.default_rng(0)
+    yield "noise", generator.integers(0, 256, rows.shape, dtype=np.uint8)
+    yield "inverted", 255 - rows
+    yield "blurred", np.stack([_blurred(row) for row in rows])
+    yield "blank", np.broadcast_to(generator.integers(0, 256, (len(rows), 1, 1, 1), dtype=np.uint8), rows.shape).copy()
+    yield "upside down", rows[:, ::-1].copy()
+    if CIFAR10.exists():
+        yield "CIFAR-10", _cifar10(rows.shape[1], rows.shape[3])
+
+
+def _blurred(row: Rows) -> Rows:
+    image = Image.fromarray(row[..., 0] if row.shape[2] == 1 else row)
+    return np.asarray(image.filter(ImageFilter.GaussianBlur(row.shape[0] / 8))).reshape(row.shape)
+
+
+def _cifar10(size_px: int, channels: int) -> Rows:
+    from slipway.preprocess import ImageContract
+
+    contract = ImageContract(
+        kind="images", transform=None, size_px=size_px, channels=channels, fit="stretch", interpolation="bilinear", max_pixels=10**6
+    )
+    images = pq.read_table(CIFAR10, columns=["image"])["image"].to_pylist()[:500]
+    return np.stack([array_from_bytes(image["bytes"], contract) for image in images])
+
+
+def strangers_of_tables(rows: Rows, contract: ColumnContract) -> Iterator[tuple[str, Rows]]:
+    """(N, width) encoded test rows to rows that are none."""
+    generator, num_numbers = np.random.default_rng(0), len(contract.numeric)
+    shuffled = rows.copy()
+    for column in range(rows.shape[1]):
+        shuffled[:, column] = generator.permutation(rows[:, column])
+    yield "columns shuffled", shuffled
+    for deviations in (3, 10):
+        shifted = rows.copy()
+        shifted[np.arange(len(rows)), generator.integers(num_numbers, size=len(rows))] += deviations
+        yield f"one column +{deviations} std", shifted
+    moved = rows.copy()
+    moved[:, :num_numbers] *= 2
+    yield "columns doubled", moved
+
+
+# scores: larger is stranger
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a score is fitted on: training rows as the network sees them."""
+
+    raw: RawAnswers
+    targets: Float
+    head: tuple[Float, Float] | None  # weight (K, D) and bias (K,) of the last layer, where it is one matrix
+
+
+Score = Callable[[RawAnswers, Rows], Float]
+
+
+def max_probability(known: Known, _rows: Rows) -> Score:
+    """Hendrycks and Gimpel 2017."""
+    return lambda raw, rows: -_shares(raw.answers).max(axis=1)
+
+
+def energy(known: Known, _rows: Rows) -> Score:
+    """Liu et al. 2020."""
+    return lambda raw, rows: -_log_sum_exp(raw.answers)
+
+
+def mahalanobis(known: Known, _rows: Rows) -> Score:
+    """Slipway's: one centre, probabilistic principal components of what the last layer takes."""
+    return _product(known.raw.features, lambda raw, rows: raw.features)
+
+
+def mahalanobis_of_the_row(known: Known, rows: Rows) -> Score:
+    """The same of the row itself, without a network."""
+    return _product(_flat(rows), lambda raw, found: _flat(found))
+
+
+def mahalanobis_of_both(known: Known, rows: Rows) -> Score:
+    """The mean of the squares of the two before."""
+    first, second = mahalanobis(known, rows), mahalanobis_of_the_row(known, rows)
+    return lambda raw, found: first(raw, found) ** 2 + second(raw, found) ** 2
+
+
+def mahalanobis_by_class(known: Known, _rows: Rows) -> Score:
+    """Lee et al. 2018: the nearest of the classes' centres, deviations within the classes."""
+    centres = np.stack([known.raw.features[known.targets == label].mean(axis=0) for label in np.unique(known.targets)])
+    within = known.raw.features - centres[np.searchsorted(np.unique(known.targets), known.targets)]
+    score = fit_outlier_score("", within.astype(np.float32))
+    return lambda raw, rows: np.min([_apply(score, raw.features - centre) for centre in centres], axis=0)
+
+
+def relative_mahalanobis(known: Known, rows: Rows) -> Score:
+    """Ren et al. 2021: less the distance to all training rows."""
+    by_class, overall = mahalanobis_by_class(known, rows), mahalanobis(known, rows)
+    return lambda raw, found: by_class(raw, found) ** 2 - overall(raw, found) ** 2
+
+
+def vim(known: Known, _rows: Rows) -> Score:
+    """Wang et al. 2022: what is outside the widest half of the directions, against the energy."""
+    features = known.raw.features.astype(np.float64)
+    origin = -np.linalg.pinv(known.head[0]) @ known.head[1] if known.head else features.mean(axis=0)
+    _, directions = np.linalg.eigh(np.cov(features - origin, rowvar=False, bias=True))
+    outside = directions[:, : features.shape[1] // 2]
+    residual = np.linalg.norm((features - origin) @ outside, axis=1)
+    alpha = known.raw.answers.max(axis=1).mean() / residual.mean()
+    return lambda raw, rows: alpha * np.linalg.norm((raw.features - origin) @ outside, axis=1) - _log_sum_exp(raw.answers)
+
+
+OF_CLASSES = (max_probability, energy, mahalanobis_by_class, relative_mahalanobis, vim)
+OF_ALL = (mahalanobis, mahalanobis_of_the_row, mahalanobis_of_both)
+
+
+def _product(known: Rows, part: Callable[[RawAnswers, Rows], Rows]) -> Score:
+    score = fit_outlier_score("", known)
+    return lambda raw, rows: _apply(score, part(raw, rows))
+
+
+def _apply(score: torch.nn.Module, features: Rows) -> Float:
+    with torch.inference_mode():
+        return score(torch.from_numpy(features.astype(np.float32))).numpy().astype(np.float64)
+
+
+def _flat(rows: Rows) -> Rows:
+    return rows.reshape(len(rows), -1).astype(np.float32)
+
+
+def _shares(logits: Rows) -> Float:
+    return np.exp(logits - _log_sum_exp(logits)[:, None])
+
+
+def _log_sum_exp(logits: Rows) -> Float:
+    numbers = logits.astype(np.float64)
+    most = numbers.max(axis=1)
+    return most + np.log(np.exp(numbers - most[:, None]).sum(axis=1))
+
+
+def area_under_curve(ordinary: Float, strange: Float) -> float:
+    """The probability that a stranger scores above an ordinary row; ties count half."""
+    order = np.sort(ordinary)
+    below, upto = np.searchsorted(order, strange, "left"), np.searchsorted(order, strange, "right")
+    return float((below + upto).mean() / 2 / len(ordinary))
+
+
+# runs
+
+
+def run(data_set: DataSet) -> Iterator[list[str]]:
+    """One line for each kind of stranger."""
+    folder = SCRATCH / data_set.name.partition(",")[0].replace(" ", "_")
+    if not (folder / "artifacts/checkpoint").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        write_project(folder, data_set.table(), data_set.params)
+        for stage in STAGES:
+            run_stage(folder, stage)
+    manifest, network = read_manifest(folder / "data/packed"), load_network(folder / "artifacts/checkpoint")
+    train, test = (open_split(folder / "data/packed", manifest, split) for split in ("train", "test"))
+    rows, test_rows = train.inputs[: 2 * MOST_ROWS], test.inputs[:MOST_ROWS]
+    layer = last_layer(network, torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype)))
+    known = Known(_ask(network, layer, rows), train.targets[: len(rows)], _head(network, layer))
+    scores = {make.__name__: make(known, rows) for make in ((*OF_CLASSES, *OF_ALL) if network.spec.classes else OF_ALL)}
+    ordinary = _ask(network, layer, test_rows)
+    contract = manifest.input
+    kinds = strangers_of_tables(test_rows, contract) if isinstance(contract, ColumnContract) else strangers_of_images(test_rows)
+    for name, strange in kinds:
+        found = _ask(network, layer, strange)
+        cells = {key: f"{area_under_curve(score(ordinary, test_rows), score(found, strange)):.3f}" for key, score in scores.items()}
+        yield [data_set.name, name, f"{_rows(test):,}", *(cells.get(make.__name__, "") for make in (*OF_CLASSES, *OF_ALL))]
+
+
+def _rows(test: PackedSplit) -> int:
+    return min(len(test), MOST_ROWS)
+
+
+def _ask(network: Network, layer: str, rows: Rows) -> RawAnswers:
+    return predict_raw(network, layer, rows, 512, "cpu")
+
+
+def _head(network: Network, layer: str) -> tuple[Float, Float] | None:
+    module = network.get_submodule(layer)
+    if not isinstance(module, torch.nn.Linear):
+        return None
+    return module.weight.detach().numpy().astype(np.float64), module.bias.detach().numpy().astype(np.float64)
+
+
+def main() -> None:
+    """Every data set, one after the other."""
+    columns = ["Data, network", "Strangers", "Test rows", *(make.__name__.replace("_", " ") for make in (*OF_CLASSES, *OF_ALL))]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for data_set in SETS:
+        if data_set.needs and not data_set.needs.exists():
+            lines.append(f"| {data_set.name} | not run: the data is not beside this checkout " + "| " * (len(columns) - 2) + "|")
+            continue
+        for cells in run(data_set):
+            lines.append("| " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
+    text = "\n".join(lines)
+    files.write_text(RESULT, f"# Outlier scores\n\n{text}\n\nArea under the ROC curve. {conditions('torch', 'numpy')}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""From a trained network to one whose answers say what they are worth: temperature, thresholds and outlier score.
+
+Nothing is fitted on test rows. Training rows are for the outlier score alone, one half of the validation rows is
+for the temperature, the other for the thresholds: their promise takes rows that nothing else was fitted on.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipway.calibration import Answers, Calibration, Conformal, Outlier, exact
+from slipway.calibration_fitting import fit_temperature, least_probability, softmax, upper_quantile
+from slipway.contract import is_classification
+from slipway.data.packed import Inputs, PackedSplit
+from slipway.data.randomness import uniform
+from slipway.params import EvaluateParams
+from slipway.training.features import last_layer
+from slipway.training.networks import Network
+from slipway.training.outlier_score import OutlierScore, digest, fit_outlier_score
+from slipway.training.prediction import RawAnswers, predict_raw
+from slipway.training.row_selection import select
+
+_MOST_TRAINING_ROWS = 4096  # behind the outlier score; more cost time and change little
+
+
+@dataclass(frozen=True)
+class FittedCalibration:
+    """What was fitted, and the score it is used with."""
+
+    calibration: Calibration
+    score: OutlierScore
+
+    def apply(self, network: Network, raw: RawAnswers) -> Answers:
+        """What the exported graph answers: probabilities (N, K), softmax in float64, or values (N, 1); scores (N,)."""
+        outputs = raw.answers
+        if is_classification(network.spec.task):
+            outputs = softmax(outputs.astype(np.float64) / self.calibration.temperature).astype(np.float32)
+        with torch.inference_mode():
+            scores: NDArray[np.float32] = self.score(torch.from_numpy(raw.features)).numpy()
+        return Answers(outputs, scores)
+
+
+class Calibrator:
+    """Fits and applies the calibration of one network, on one device."""
+
+    def __init__(self, network: Network, params: EvaluateParams, seed: int, device: str) -> None:
+        example = torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype))
+        self._layer = last_layer(network.eval().cpu(), example)
+        self._network, self._params, self._seed, self._device = network, params, seed, device
+
+    def predict(self, inputs: Inputs) -> RawAnswers:
+        """Logits or values, and the features that the outlier score is made of."""
+        return predict_raw(self._network, self._layer, inputs, self._params.batch_size, self._device)
+
+    def fit(self, train: PackedSplit, val: PackedSplit) -> FittedCalibration:
+        """From training rows for the score, and validation rows for everything else."""
+        score = fit_outlier_score(self._layer, self.predict(self._training_rows(train)).features)
+        raw, is_fitted = self.predict(val.inputs), fitting_half(val.keys, self._seed)
+        temperature = 1.0
+        if is_classification(self._network.spec.task) and self._params.calibration == "temperature":
+            temperature = fit_temperature(raw.answers[is_fitted], val.targets[is_fitted])
+        held_out = RawAnswers(raw.answers[~is_fitted], raw.features[~is_fitted])
+        return self._with_thresholds(temperature, score, held_out, val.targets[~is_fitted])
+
+    def _with_thresholds(
+        self, temperature: float, score: OutlierScore, held_out: RawAnswers, targets: NDArray[np.float64]
+    ) -> FittedCalibration:
+        params, rows = self._params, len(targets)
+        conformal = Conformal(coverage=params.coverage, threshold=None, rows=rows)
+        outlier = Outlier(share=params.outlier_share, threshold=None, rows=rows, layer=self._layer, statistics_sha256=digest(score))
+        fitted = FittedCalibration(Calibration(temperature=temperature, conformal=conformal, outlier=outlier), score)
+        outputs, scores = fitted.apply(self._network, held_out)
+        if is_classification(self._network.spec.task):
+            threshold: float | None = least_probability(outputs, targets, params.coverage)
+        else:
+            threshold = upper_quantile(np.abs(outputs[:, 0].astype(np.float64) - targets), params.coverage)
+        most = upper_quantile(scores, 1 - exact(params.outlier_share))
+        thresholds = {
+            "conformal": conformal.model_copy(update={"threshold": threshold}),
+            "outlier": outlier.model_copy(update={"threshold": most}),
+        }
+        return FittedCalibration(fitted.calibration.model_copy(update=thresholds), score)
+
+    def _training_rows(self, train: PackedSplit) -> Inputs:
+        """Which ones depends on seed and ids alone."""
+        draw = uniform(self._seed, 0, train.keys, "outlier score")
+        chosen = np.sort(np.lexsort((train.keys, draw))[:_MOST_TRAINING_ROWS])
+        return select([train], chosen, self._network.spec.input.shape).inputs
+
+
+def fitting_half(keys: NDArray[np.uint64], seed: int) -> NDArray[np.bool_]:
+    """(N,) which validation rows the temperature is fitted on; the thresholds take the others. By id and seed alone."""
+    return uniform(seed, 0, keys, "calibration half") < 0.5

@@ -1,0 +1,39 @@
+"""Calibrations without fitting, for tests of what comes after it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from slipway.calibration import Calibration, Conformal, Outlier
+from slipway.training.calibrated import CalibratedNetwork
+from slipway.training.features import answer_and_features, last_layer
+from slipway.training.outlier_score import fit_outlier_score
+
+CALIBRATION = Calibration(
+    temperature=1.0,
+    conformal=Conformal(coverage=0.9, threshold=0.25, rows=50),
+    outlier=Outlier(share=0.05, threshold=0.75, rows=50, layer="head", statistics_sha256="0" * 64),
+)
+
+
+def calibrated(network: nn.Module, rows: NDArray[Any], temperature: float | None = 1.0) -> CalibratedNetwork:
+    """The network with an outlier score that was fitted on (N, ...) `rows`."""
+    taken = torch.from_numpy(np.array(rows))
+    layer = last_layer(network.eval(), taken[:1])
+    with torch.inference_mode():
+        features = answer_and_features(network, layer, taken)[1].numpy()
+    return CalibratedNetwork(network, temperature, fit_outlier_score(layer, features)).eval()
+
+
+def described(answer: dict[str, Any], score: float = 0.5, calibration: Calibration = CALIBRATION) -> dict[str, Any]:
+    """An answer with label and probabilities, or a value, as the service completes it."""
+    strangeness = {"outlier_score": score, "is_outlier": bool(calibration.is_outlier(np.float32(score)))}
+    if "value" in answer:
+        interval = calibration.interval(answer["value"])
+        return answer | {"interval": interval and list(interval)} | strangeness
+    least, ordered = calibration.conformal.threshold, sorted(answer["probabilities"].items(), key=lambda item: -item[1])
+    assert least is not None
+    return answer | {"prediction_set": [name for name, share in ordered if share >= least or share == ordered[0][1]]} | strangeness
