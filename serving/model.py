@@ -102,7 +102,7 @@ def load_model(settings: Settings) -> ServedModel:
     selection = select(settings, bundle, certificate)
     run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)
     _warm_up(run, bundle.manifest, max_batch_size)
-    canary = answer_canary(selection.runner, bundle, max_batch_size)
+    canary = answer_canary(run, selection.actual.variant, bundle, max_batch_size)
     return ServedModel(bundle, certificate, selection, max_batch_size, run, canary)
 
 

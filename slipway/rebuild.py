@@ -9,12 +9,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from slipway import files
@@ -26,7 +27,7 @@ from slipway.compilation import compile_engine
 from slipway.contract import Contract
 from slipway.errors import EngineError, IntegrityError, LockedError, SlipwayError, UnavailableError
 from slipway.passport import PASSPORT, EngineRequest, Machine, read_request
-from slipway.runtime import EngineRunner, Runner, open_engine, why_unavailable
+from slipway.runtime import EngineRunner, open_engine, why_unavailable
 
 FORMAT_VERSION = 1
 CERTIFICATE = "target_certificate.json"
@@ -96,14 +97,14 @@ def read_target_certificate(rebuilt: Path) -> TargetCertificate:
         raise EngineError(f"{path} is not a valid certificate: {error}.") from error
 
 
-def answer_canary(runner: Runner, bundle: LoadedBundle, batch_size: int) -> CanaryResult | None:
-    """How the runner answers the bundle's canary rows, None if there are none; ParityError beyond its variant's budget."""
+def answer_canary(run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int) -> CanaryResult | None:
+    """How `run` answers the bundle's canary rows, None if there are none; ParityError beyond the variant's budget."""
     rows, canary = bundle.canary_rows(), bundle.manifest.canary
     if rows is None or canary is None:
         return None
-    found = [runner.run(rows.inputs[start : start + batch_size]) for start in range(0, len(rows.ids), batch_size)]
+    found = [run(rows.inputs[start : start + batch_size]) for start in range(0, len(rows.ids), batch_size)]
     outputs, scores = zip(*found, strict=True)
-    return check_canary(Answers(np.concatenate(outputs), np.concatenate(scores)), rows, canary.budgets[runner.actual.variant])
+    return check_canary(Answers(np.concatenate(outputs), np.concatenate(scores)), rows, canary.budgets[variant])
 
 
 def _build(rebuilt: Path, bundle: LoadedBundle, request: EngineRequest, module: str) -> TargetCertificate:
@@ -113,7 +114,7 @@ def _build(rebuilt: Path, bundle: LoadedBundle, request: EngineRequest, module: 
             files.write_bytes(folder / _TIMINGS, timings.read_bytes())
         passport = compile_engine(folder, bundle, request, folder / _TIMINGS, module)
         runner = open_engine(folder, bundle)
-        result = answer_canary(runner, bundle, passport.profile.largest)
+        result = answer_canary(runner.run, runner.actual.variant, bundle, passport.profile.largest)
         assert result is not None
         assert bundle.manifest.canary is not None
         certificate = TargetCertificate(

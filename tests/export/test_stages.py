@@ -15,6 +15,7 @@ from slipway.bundle import load_bundle
 from slipway.certificate import check_certificate, read_certificate
 from slipway.errors import EngineError
 from slipway.params import Params
+from slipway.rebuild import open_rebuilt
 from slipway.runtime import why_unavailable
 from stages import compile as compile_stage
 from tests.export.conftest import NUM_ROWS, Project
@@ -134,3 +135,18 @@ def test_with_a_gpu_the_engine_is_a_hop_that_agrees(project: Path) -> None:
     assert hops["tensorrt/fp16"].status == "agrees"
     assert hops["onnxruntime/cuda/fp32"].status == "agrees"
     assert hops["onnxruntime/tensorrt/fp16"].status == "agrees"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU is not None, reason=str(NO_GPU))
+def test_with_a_gpu_an_engine_of_another_one_is_built_again_without_params(project: Path) -> None:
+    for stage in ("export", "compile"):
+        assert run_stage(project, stage).returncode == 0
+    passport = json.loads((project / "artifacts/engine/passport.json").read_text())
+    passport["machine"]["gpu"] = "another"
+    (project / "artifacts/engine/passport.json").write_text(json.dumps(passport))
+    (project / "params.yaml").unlink()
+    result = run_stage(project, "compile")
+    assert result.returncode == 0, result.stderr
+    runner, certificate = open_rebuilt(project / "artifacts/rebuilt_engine", load_bundle(project / "artifacts/bundle"))
+    assert runner.actual == certificate.execution

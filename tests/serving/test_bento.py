@@ -55,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose `bentoml` is a BENTOML_HOME with a bento; the project that it was built from is gone."""
     folder = tmp_path_factory.mktemp("bento")
     project = folder / "project"
-    for name in ("serving", "slipway", "transforms"):
+    for name in ("serving", "slipway", "stages", "transforms"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", project)
     certify(project / "artifacts/certificate.json", write_bundle(project / "artifacts/bundle"))
@@ -84,7 +84,8 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
         "artifacts/certificate.json",
         "transforms/__init__.py",
     } <= files
-    assert {name.split("/")[0] for name in files} == {"serving", "slipway", "transforms", "artifacts", "bentofile.yaml"}
+    assert {name.split("/")[0] for name in files} == {"serving", "slipway", "stages", "transforms", "artifacts", "bentofile.yaml"}
+    assert {name for name in files if name.startswith("stages/")} == {"stages/__init__.py", "stages/compile.py"}
     assert not any(name.startswith(("slipway/data", "slipway/training", "slipway/export")) for name in files)
 
 
