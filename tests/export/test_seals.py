@@ -44,7 +44,14 @@ def accept(root: Path) -> None:
     read_plan(root / "engine", passport)
 
 
-PARTS = ["bundle/bundle.json", "bundle/model_fp32.onnx", "certificate.json", "engine/passport.json", "engine/engine.plan"]
+PARTS = [
+    "bundle/bundle.json",
+    "bundle/model_fp32.onnx",
+    "bundle/canary.npz",
+    "certificate.json",
+    "engine/passport.json",
+    "engine/engine.plan",
+]
 
 
 @pytest.mark.parametrize("part", PARTS)

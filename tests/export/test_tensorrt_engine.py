@@ -1,5 +1,6 @@
 """The engine builder, run for real: tensorrt_rtx has TensorRT's own API and parser and builds without a GPU."""
 
+import importlib
 import importlib.util
 import types
 from dataclasses import replace
@@ -118,9 +119,9 @@ def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(c
 
 
 @needs_rtx
+@pytest.mark.slow
 def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Project) -> None:
-    import tensorrt_rtx
-
+    tensorrt_rtx = importlib.import_module("tensorrt_rtx")
     for found, requested in (("fp32", "fp16"), ("fp16", "int8"), ("int8_tensorrt", "fp16")):
         with pytest.raises(EngineError, match=f"the graph is of precision {found.split('_')[0]}, {requested} was requested"):
             build_engine(tensorrt_rtx, replace(request_for(classifier.bundle(), found), precision=requested))
@@ -153,6 +154,31 @@ def test_a_crash_inside_tensorrt_is_a_message(tmp_path: Path, monkeypatch: pytes
 def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
     with pytest.raises(EngineError, match="No module named 'no_such_tensorrt'"):
         build_engine_apart("no_such_tensorrt", nothing())
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("Builder", "create_network create_builder_config create_optimization_profile build_serialized_network"),
+        ("INetworkDefinition", "num_layers get_layer"),
+        ("ILayer", "num_outputs get_output"),
+        ("OnnxParser", "parse num_errors get_error"),
+        ("IBuilderConfig", "clear_flag set_memory_pool_limit create_timing_cache set_timing_cache get_timing_cache profiling_verbosity"),
+        ("Runtime", "deserialize_cuda_engine"),
+        ("ICudaEngine", "num_io_tensors get_tensor_name get_tensor_dtype get_tensor_profile_shape create_engine_inspector"),
+        ("ICudaEngine", "create_execution_context"),
+        ("EngineInspector", "get_engine_information"),
+        ("IExecutionContext", "set_tensor_address set_input_shape execute_async_v3"),
+        ("LayerInformationFormat", "JSON"),
+        ("ProfilingVerbosity", "DETAILED"),
+        ("DataType", "FLOAT HALF BF16 INT8 UINT8"),
+    ],
+)
+def test_what_we_call_and_what_our_pretended_tensorrt_has_is_in_the_real_interface(kind: str, names: str) -> None:
+    real = getattr(importlib.import_module("tensorrt_rtx"), kind)
+    assert [name for name in names.split() if not hasattr(real, name)] == []
+    assert not hasattr(real, "no_such_name")
 
 
 def test_an_old_tensorrt_is_refused_with_both_versions() -> None:
