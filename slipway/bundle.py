@@ -3,6 +3,7 @@
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
 artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
+artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.canary_rows is 0
 
 A format version that is not known, a missing file or a changed byte is refused.
 """
@@ -16,6 +17,7 @@ from pydantic import ValidationError, model_validator
 
 from slipway import files
 from slipway.calibration import Calibration
+from slipway.canary import Canary, CanaryRows, parse_canary
 from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.input_contract import InputContract
@@ -130,6 +132,7 @@ class Bundle(Contract):
     models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
+    canary: Canary | None  # null where export.canary_rows is 0
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     metrics: dict[str, Metric]  # on the test split, of the trained network
     card_sha256: str | None  # hex, of MODEL_CARD.md; null where there is none
@@ -169,11 +172,17 @@ class LoadedBundle:
         """The model card, Markdown, or None where the bundle has none; BundleError if it is absent or altered."""
         return self._verified(CARD, self.manifest.card_sha256).decode() if self.manifest.card_sha256 else None
 
+    def canary_rows(self) -> CanaryRows | None:
+        """The canary rows, or None where the bundle has none; BundleError if their file is absent or altered."""
+        canary = self.manifest.canary
+        return parse_canary(self._verified(canary.file, canary.sha256), canary.rows) if canary else None
+
     def verify(self) -> None:
         """Check every file."""
         for variant in self.manifest.models:
             self.model_bytes(variant)
         self.card()
+        self.canary_rows()
 
     def _verified(self, file: str, sha256: str) -> bytes:
         path = self.root / file

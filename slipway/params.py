@@ -398,6 +398,7 @@ class ExportParams(_Section):
     variants: Annotated[list[Variant], Field(min_length=1)]
     calibration_rows: Positive  # training rows that int8 ranges are measured on
     goal: GoalParams
+    canary_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows that travel in the bundle; 0 for none
 
     @model_validator(mode="after")
     def _fp32_is_there(self) -> Self:
