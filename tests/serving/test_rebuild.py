@@ -367,7 +367,7 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Pa
         await asyncio.sleep(0.05)
         swapping = asyncio.create_task(inference.swap(new))
         await asyncio.sleep(0)
-        assert (await inference.predict(picture()))["model_version"] == new.version
+        assert (await inference.predict(picture(), "last"))["model_version"] == new.version
         assert not swapping.done()  # it waits for those inside
         assert {answer["model_version"] for answer in await asyncio.gather(*in_flight)} == {old.version}
         await swapping
