@@ -101,10 +101,12 @@ def _request(arguments: argparse.Namespace) -> KeptRequest:
     kept = arguments.kept or kept_directory()
     if kept is None:
         raise UnavailableError("no folder of kept requests: give --kept, or set SLIPWAY_KEEP_DIRECTORY as for the service.")
+    if not kept.is_dir():
+        raise UnavailableError(f"{kept} is no folder; give with --kept the one that the service has as SLIPWAY_KEEP_DIRECTORY.")
     found = find_kept(kept, _sane(arguments.request_id))
     if not found:
         there = segments(kept)
-        state = f"its {len(there)} segments go back to {there[0].name[:15]} UTC" if there else "it holds no kept request"
+        state = f"what it holds goes back to {_begin(there[0])} UTC" if there else "it holds no kept request"
         raise UnavailableError(
             f"request {arguments.request_id} is not in {kept}: {state}. "
             "It was not sampled (SLIPWAY_KEEP_SHARE), had to make room (SLIPWAY_KEEP_BYTES), or was not answered."
@@ -118,6 +120,11 @@ def _request(arguments: argparse.Namespace) -> KeptRequest:
     if len(found) > 1:
         print(f"{len(found)} requests have this id, this is the newest; --time takes another: {_times(found)}", file=sys.stderr)
     return found[-1]
+
+
+def _begin(segment: Path) -> str:
+    """When a segment was begun, from its name."""
+    return f"{datetime.strptime(segment.name[:15], '%Y%m%dT%H%M%S'):%Y-%m-%d %H:%M:%S}"
 
 
 def _sane(request_id: str) -> str:

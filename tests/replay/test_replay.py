@@ -257,13 +257,14 @@ def test_an_id_that_is_not_kept_is_exit_code_2(make_settings: MakeSettings, tmp_
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     code, output, error = replayed(request_id)
     assert (code, output) == (2, "")
-    assert ("is not in kept: its 1 segments go back to 20" if request_id == "unknown" else "is no request id") in error
+    assert ("is not in kept: what it holds goes back to 20" if request_id == "unknown" else "is no request id") in error
 
 
 def test_without_a_folder_or_a_request_in_it_the_message_says_how_to_keep_some(tmp_path: Path, replayed: Replayed) -> None:
+    (tmp_path / "kept").mkdir()
     assert "it holds no kept request" in replayed("one")[2]
     code, _, error = replayed("one", "--kept", str(tmp_path / "nowhere"))
-    assert (code, "SLIPWAY_KEEP_SHARE" in error) == (2, True)
+    assert (code, "nowhere is no folder; give with --kept the one" in error) == (2, True)
 
 
 def test_no_folder_at_all_is_exit_code_2(replayed: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
