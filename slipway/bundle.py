@@ -76,7 +76,7 @@ class Figures(Contract):
     metric_loss: Metric  # against fp32 on the same rows: accuracy points, or relative growth of the RMSE; below 0 is a gain
     max_difference: float  # from an answer of fp32
     num_flipped: int  # rows whose label is not fp32's
-    batch_dependence: float  # largest change of an answer with the rows beside it in the batch
+    batch_dependence: float  # largest change of an answer with the rows beside it; of a value relative to the largest, above 1
     p50_ms: float  # one row
     p99_ms: float | None  # null where there were fewer than 100 calls
     rows_per_second: float  # at `batch_size`, the best one

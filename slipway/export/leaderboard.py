@@ -160,7 +160,7 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
         largest = max(largest, float(np.abs(alone - found[row]).max()))
         if time.monotonic() > deadline:
             break
-    return largest
+    return largest if is_classification(contest.task) else largest / max(1.0, float(np.abs(found).max()))  # as in `verify`
 
 
 def _with_file(line: Line, root: Path, model: ModelFile, contest: Contest, effort: Effort) -> Line:

@@ -201,9 +201,12 @@ def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> S
     rows = evaluation.worst(_NUM_SHOWN)
     if not rows:
         return Section("Worst errors", paragraph(f"None in {len(evaluation.targets)} rows.", "good"))
-    num_wrong = int((evaluation.predictions != evaluation.targets).sum())
+    if evaluation.is_classification:
+        which = f"{len(rows)} of {int((evaluation.predictions != evaluation.targets).sum())} wrong rows"
+    else:
+        which = f"{len(rows)} of {len(evaluation.targets)} rows"
     note = (
-        f"{len(rows)} of {num_wrong} wrong rows, the largest loss first{_seen(contract)}. "
+        f"{which}, the largest loss first{_seen(contract)}. "
         f"Look for wrong {'labels' if evaluation.is_classification else 'targets'} here before you look for a better network."
     )
     return Section("Worst errors", join([_shown(evaluation, inputs, contract, rows), paragraph(note, "note")]))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Html = NewType("Html", str)
+_SENTENCE = 24  # characters in a cell
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b2330; --soft: #667085; --line: #e3e6eb;
@@ -37,11 +38,13 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .35rem .75rem .35rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: baseline; }
 th { white-space: nowrap; color: var(--soft); font-weight: 500; }
 td { overflow-wrap: break-word; } td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
+td.words { min-width: 11rem; }
 tr:last-child td { border-bottom: 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7rem, 1fr)); gap: 1.25rem; }
 .tiles + figure, .tiles + svg, .note + .beside { margin-top: 1.25rem; }
 .note + .wide, figure + .wide, .wide + .wide { margin-top: .75rem; }
-.tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600; font-variant-numeric: tabular-nums;
+  overflow-wrap: anywhere; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1.25rem 1rem; }
 figure { margin: 0; min-width: 0; } figcaption { overflow-wrap: anywhere; margin-top: .35rem; }
@@ -55,7 +58,7 @@ svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2; stro
 svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); } svg .third { stroke: var(--good); }
 svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
-.log { display: grid; grid-template-columns: 14rem 1fr 6rem; gap: .15rem .75rem; align-items: center;
+.log { display: grid; grid-template-columns: 17rem 1fr 6rem; gap: .15rem .75rem; align-items: center;
   margin-bottom: .4rem; }
 .log > span:first-child { font-size: .9rem; overflow-wrap: anywhere; }
 .log b { font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -118,12 +121,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequen
     """
     kinds = [' class="number"' if column in numeric else "" for column in columns]
     head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
-    lines = ["".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows]
+    lines = ["".join(f"<td{kind or _words(cell)}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows]
     if last:
         head += "<th></th>"
         lines = [f"{line}<td>{drawing}</td>" for line, drawing in zip(lines, last, strict=True)]
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return Html(f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>')
+
+
+def _words(cell: str) -> str:
+    """A sentence keeps some width where many columns stand beside it."""
+    return ' class="words"' if len(cell) > _SENTENCE and " " in cell else ""
 
 
 def tiles(entries: Sequence[tuple[str, str, str]]) -> Html:

@@ -47,7 +47,7 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
     hops = certificate.hops
     compared = [hop for hop in hops if hop.reference and hop.rows]
     sections = [
-        _verdict(certificate, len(answered.ids)),
+        _verdict(certificate, len(answered.ids), answered.task),
         Section("How far from the trained network", _difference_bars(compared)),
         _agreement(hops, answered.task),
         _changes(hops, certificate.metric),
@@ -62,7 +62,7 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
     return page("Certificate: from the trained network to live HTTP", about, sections)
 
 
-def _verdict(certificate: Certificate, num_rows: int) -> Section:
+def _verdict(certificate: Certificate, num_rows: int, task: Task) -> Section:
     hops = certificate.hops
     executed = [hop for hop in hops if hop.actual is not None]
     agreeing, flipped = sum(hop.status == "agrees" for hop in executed), {row for hop in hops for row in hop.flipped}
@@ -70,7 +70,7 @@ def _verdict(certificate: Certificate, num_rows: int) -> Section:
         [
             ("Verdict", certificate.status, f"bundle {certificate.bundle_digest[:12]}"),
             ("Hops that agree", f"{agreeing} of {len(executed)}", f"{len(hops) - len(executed)} not executed here"),
-            ("Labels that flip", str(len(flipped)), f"of {num_rows} rows, in any hop"),
+            *([("Labels that flip", str(len(flipped)), f"of {num_rows} rows, in any hop")] if is_classification(task) else []),
             ("Largest difference", _largest(hops), "torch to ONNX fp32 on the CPU"),
         ]
     )

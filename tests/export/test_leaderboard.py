@@ -11,7 +11,7 @@ from slipway.bundle import OutputContract, Ratio
 from slipway.calibration import Answers
 from slipway.certificate import Execution
 from slipway.errors import ParityError
-from slipway.export.choice import choose
+from slipway.export.choice import MOST_BATCH_DEPENDENCE, choose
 from slipway.export.leaderboard import Contest, Effort, measure_provider, metric_loss
 from slipway.export.timing import fewest_rounds, measure_in_turns, median_ratio
 from slipway.metrics import Resampling
@@ -85,6 +85,29 @@ def test_an_answer_that_depends_on_the_rows_beside_it_is_seen() -> None:
     lines = measured(PlantedRunner(per_neighbour=0.001), fp32=PlantedRunner(delay_s=0.004))
     assert verdict(lines)[1].startswith("an answer depends on the rows beside it, by up to 0.0")
     assert lines["fp32"].figures.batch_dependence == 0.0
+
+
+class PlantedValues:
+    """Answers about 200,000 to every row, moved by the size of the batch."""
+
+    actual = PlantedRunner.actual
+
+    def __init__(self, per_neighbour: float = 0.0) -> None:
+        self._per_neighbour = per_neighbour
+
+    def run(self, batch: NDArray[Any]) -> Answers:
+        values = 200_000 + batch[:, :1] + self._per_neighbour * (len(batch) - 1)
+        return Answers(values.astype(np.float32), np.ones(len(batch), dtype=np.float32))
+
+
+@pytest.mark.parametrize(("per_neighbour", "depends"), [(0.02, False), (0.2, True)])  # float32 has a number every 0.016 there
+def test_of_large_numbers_rounding_is_no_dependence_on_the_rows_beside(per_neighbour: float, depends: bool) -> None:
+    inputs = np.arange(NUM_ROWS, dtype=np.float32)[:, None]
+    rows = packed_split(inputs, 200_000 + inputs[:, 0], IDS, IDS)
+    values = Contest("table_regression", OutputContract(kind="value", labels=[]), rows, RESAMPLING, largest_batch=8)
+    runners = {"fp32": PlantedValues(), "int8": PlantedValues(per_neighbour)}
+    found = measure_provider("cpu", runners, values, Effort(limit_s=0.2, memory=False))["int8"].figures
+    assert (found.batch_dependence > MOST_BATCH_DEPENDENCE) == depends
 
 
 def test_a_variant_that_lost_its_labels_is_refused() -> None:
