@@ -205,7 +205,8 @@ def _product(known: Rows, part: Callable[[RawAnswers, Rows], Rows]) -> Score:
 
 def _apply(score: torch.nn.Module, features: Rows) -> Float:
     with torch.inference_mode():
-        return score(torch.from_numpy(features.astype(np.float32))).numpy().astype(np.float64)
+        found: torch.Tensor = score(torch.from_numpy(features.astype(np.float32)))
+    return found.numpy().astype(np.float64)
 
 
 def _as_it_is(network: Network, rows: Rows) -> Rows:
@@ -221,7 +222,7 @@ def _shares(logits: Rows) -> Float:
 def _log_sum_exp(logits: Rows) -> Float:
     numbers = logits.astype(np.float64)
     most = numbers.max(axis=1)
-    return most + np.log(np.exp(numbers - most[:, None]).sum(axis=1))
+    return np.asarray(most + np.log(np.exp(numbers - most[:, None]).sum(axis=1)))
 
 
 def area_under_curve(ordinary: Float, strange: Float) -> float:

@@ -1,6 +1,7 @@
 """From a network to a calibrated one: which rows are used for what, and what the outlier score sees."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,7 +177,7 @@ def test_the_last_layer_is_the_one_that_is_called_last() -> None:
 def test_networks_of_timm_show_what_their_last_layer_takes(name: str, layer: str) -> None:
     import timm
 
-    sized = {"img_size": 32} if name.startswith("vit") else {}
+    sized: dict[str, Any] = {"img_size": 32} if name.startswith("vit") else {}
     module = timm.create_model(name, pretrained=False, num_classes=3, **sized).eval()
     images = torch.randn(2, 3, 32, 32)
     assert last_layer(module, images[:1]) == layer
