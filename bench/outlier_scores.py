@@ -38,7 +38,12 @@ RESULT = ROOT / "bench/results/outlier_scores.md"
 STAGES = ("clean", "split", "precompute", "augment", "train")
 CIFAR10 = SHARED / "cifar10" / "test.parquet"
 MOST_ROWS = 2000
-DIRECTIONS = 64
+NOTE = """Area under the ROC curve: the chance that a stranger scores above an ordinary test row, so 0.5 is guessing. One training each.
+
+`mahalanobis` is what Slipway takes for images: one centre and at most 64 directions of what the last layer takes.
+`mahalanobis of the row` is what it takes for tables: the same of the columns themselves, since TabM cuts numbers off at the range of
+its training rows. Of images, distances by class are better for pictures upside down alone; they need classes, and a matrix that grows with
+their number. What needs classes is empty for a number."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +290,7 @@ def main() -> None:
             lines.append("| " + " | ".join(cells) + " |")
             print(lines[-1], flush=True)
     text = "\n".join(lines)
-    files.write_text(RESULT, f"# Outlier scores\n\n{text}\n\nArea under the ROC curve. {conditions('torch', 'numpy')}\n")
+    files.write_text(RESULT, f"# Outlier scores\n\n{text}\n\n{NOTE} {conditions('torch', 'numpy')}\n")
 
 
 if __name__ == "__main__":
