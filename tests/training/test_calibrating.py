@@ -80,12 +80,12 @@ def test_none_leaves_the_temperature_at_one(classifier: Network) -> None:
 def test_a_number_gets_an_interval_and_no_temperature() -> None:
     trained = network("image_regression")
     val = split(1, np.random.default_rng(1).normal(size=NUM_ROWS))
-    found = fit(trained, val).calibration
-    raw = Calibrator(trained, PROJECT.evaluate, SEED, "cpu").predict(val.inputs)
+    fitted = fit(trained, val)
+    found, raw = fitted.calibration, Calibrator(trained, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score)
     assert found.temperature == 1.0
     assert found.conformal.threshold is not None
     held = ~fitting_half(val.keys, SEED)
-    inside = np.abs(raw.answers[held, 0] - val.targets[held]) <= found.conformal.threshold
+    inside = np.abs(raw.outputs[held, 0] - val.targets[held]) <= found.conformal.threshold
     assert 0.9 <= inside.mean() < 0.93
 
 
@@ -95,7 +95,7 @@ def test_torch_answers_what_was_fitted(classifier: Network, tmp_path: Path) -> N
     whole = calibrated(classifier, fitted.calibration, tmp_path / "score.safetensors")
     with torch.inference_mode():
         outputs, scores = whole(torch.from_numpy(val.inputs[:]))
-    expected = fitted.apply(classifier, Calibrator(classifier, PROJECT.evaluate, SEED, "cpu").predict(val.inputs))
+    expected = fitted.apply(classifier, Calibrator(classifier, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score))
     assert np.allclose(outputs, expected.outputs, atol=1e-6)
     assert np.allclose(scores, expected.scores, rtol=1e-5)
     assert 0.5 < expected.scores.mean() < 1.5
