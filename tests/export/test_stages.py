@@ -54,7 +54,12 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
     assert (hops["http"].rows, hops["http"].flipped, hops["http"].max_difference) == (41, [], 0.0)
     assert hops["http"].reference == "onnxruntime/cpu/fp32"
     assert "onnxruntime/cpu/int8_tensorrt" in result.stdout
-    assert json.loads((project / "metrics/verify.json").read_text())["certified"] == 1
+    metrics = json.loads((project / "metrics/verify.json").read_text())
+    assert metrics["certified"] == 1
+    assert {"accuracy_change", "accuracy_change_low", "accuracy_change_high"} <= set(metrics["hops"][-1])
+    assert [(check.batch_size, check.rows) for check in hops["onnxruntime/cpu/fp32"].batches] == [(1, 41), (2, 41), (7, 41), (32, 41)]
+    assert hops["http"].max_score_difference == 0.0
+    assert "No hop differs by more than verify allows." in (project / "reports/verify.html").read_text()
     assert bundle.manifest.lineage.params["export"]["max_batch_size"] == 32
     assert bundle.manifest.lineage.digests["artifacts/checkpoint/weights.safetensors"]
     assert not list(project.rglob("*.partial"))
@@ -73,6 +78,7 @@ def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(p
     assert certificate.status == "refused"
     assert certificate.hops[-1].name == "http"
     assert certificate.hops[-1].status == "not_executed"
+    assert "The first bad hop is onnxruntime/cpu/fp32" in (project / "reports/verify.html").read_text()
 
 
 def test_an_altered_model_byte_stops_verify_and_leaves_no_certificate(project: Path) -> None:
