@@ -88,7 +88,8 @@ class ClassAnswers:
     @property
     def is_right(self) -> NDArray[np.bool_]:
         """(N,) whether the most probable class is the row's own."""
-        return self.predicted == self.targets
+        right: NDArray[np.bool_] = self.predicted == self.targets
+        return right
 
     @property
     def confidences(self) -> Float:
@@ -124,7 +125,7 @@ class ClassAnswers:
         return found
 
     def _scores_by_count(self, counts: Float, names: Collection[str]) -> dict[str, Float]:
-        found = {}
+        found: dict[str, Float] = {}
         if not set(_COUNTED).isdisjoint(names):
             found |= scores_from_counts(_class_counts(counts, self.targets, self.predicted, self.num_classes))
         if "calibration_error" in names:

@@ -49,13 +49,14 @@ def calibration_errors(confidences: Float, hits: NDArray[np.bool_], counts: Floa
     The mean over the rows of the gap in their bin: between the mean confidence and the accuracy (Naeini, Cooper and
     Hauskrecht, AAAI 2015).
     """
-    return _errors_of_gaps(confidences, counts * (confidences - hits)) / counts.sum(axis=1)
+    errors: Float = _errors_of_gaps(confidences, counts * (confidences - hits)) / counts.sum(axis=1)
+    return errors
 
 
 def errors_by_chance(confidences: Float, uniform: Float) -> Float:
     """(S,) calibration errors of rows that are right exactly as often as their `confidences` (N,) say, drawn by `uniform` (S, N) in [0, 1).
 
-    Consistency resampling (Broecker and Smith, Increasing the reliability of reliability diagrams, Weather and
+    Consistency resampling (Bröcker and Smith, Increasing the reliability of reliability diagrams, Weather and
     Forecasting 22, 2007): what noise alone makes.
     """
     return _errors_of_gaps(confidences, confidences - (uniform < confidences)) / len(confidences)

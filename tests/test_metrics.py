@@ -82,7 +82,7 @@ def slow_calibration_error(targets: NDArray[np.int64], probabilities: NDArray[np
     bins: dict[int, list[int]] = {}
     for row, confidence in enumerate(confidences):
         bins.setdefault(15 * int((confidences < confidence).sum()) // len(confidences), []).append(row)
-    return sum(len(rows) / len(targets) * abs(confidences[rows].mean() - right[rows].mean()) for rows in bins.values())
+    return float(sum(len(rows) / len(targets) * abs(confidences[rows].mean() - right[rows].mean()) for rows in bins.values()))
 
 
 def slow_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64], top_k: int) -> dict[str, float]:
