@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.calibration import read_calibration
 from slipway.certificate import first_fault, write_certificate
 from slipway.command import run_stage
 from slipway.data.archives import ArchiveLimits, unpacked
@@ -31,14 +32,7 @@ SERVICE_LOG = Path(".work/verify/service.log")
 
 def run(params: Params) -> None:
     """Run every hop, write the certificate, and fail if it is refused."""
-    from slipway.export.certification import (
-        bundled_calibration,
-        digest_everything,
-        hop_table,
-        make_certificate,
-        raise_if_refused,
-        summarise,
-    )
+    from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
     from slipway.reports.verify_page import Answered, verify_page
@@ -47,17 +41,11 @@ def run(params: Params) -> None:
 
     bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()
-    network = calibrated(trained, bundled_calibration(bundle, CALIBRATION), OUTLIER_SCORE)
+    network = calibrated(trained, read_calibration(CALIBRATION, bundle.manifest.calibration), OUTLIER_SCORE)
     rows = read_test_rows(PACKED, trained.spec.classes)
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
-    read = [
-        BUNDLE / "bundle.json",
-        CALIBRATION,
-        OUTLIER_SCORE,
-        CHECKPOINT / "model.json",
-        CHECKPOINT / "weights.safetensors",
-        PACKED / "manifest.json",
-    ]
+    read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
+    read += [CALIBRATION, OUTLIER_SCORE]
     digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from slipway import files
 from slipway.bundle import LoadedBundle
-from slipway.calibration import Calibration, read_calibration
 from slipway.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
 from slipway.contract import Task
 from slipway.errors import ParityError
@@ -36,14 +35,6 @@ def make_certificate(
         hardware=describe_hardware(),
         versions=package_versions(),
     )
-
-
-def bundled_calibration(bundle: LoadedBundle, path: Path) -> Calibration:
-    """The calibration at `path`; ParityError unless it is the one in the bundle, which the service answers with."""
-    calibration = read_calibration(path)
-    if bundle.manifest.calibration != calibration:
-        raise ParityError(f"{bundle.root} has another calibration than {path}, so its sets would differ. Run `dvc repro export`.")
-    return calibration
 
 
 def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from stages import evaluate
 from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, images, network, params_with
 
 Project = Callable[[Task], None]
-OUTPUTS = [evaluate.PREDICTIONS, evaluate.METRICS, evaluate.CONFUSION, evaluate.PAGE]
+OUTPUTS = [evaluate.CALIBRATION, evaluate.OUTLIER_SCORE, evaluate.PREDICTIONS, evaluate.METRICS, evaluate.CONFUSION, evaluate.PAGE]
 
 
 def test_a_classification_writes_every_output(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +33,14 @@ def test_a_classification_writes_every_output(project: Project, capsys: pytest.C
     assert content["accuracy"] == read_metrics(evaluate.METRICS)["accuracy"].value
     assert [entry["class"] for entry in content["per_class"]] == CLASSES
     assert sum(entry["rows"] for entry in content["per_class"]) == NUM_TEST_ROWS
+    assert {entry["name"] for entry in content["calibration"]} >= {
+        "coverage",
+        "calibration_error",
+        "calibration_error_before",
+        "log_loss_before",
+    }
+    assert content["coverage"] == next(entry["value"] for entry in content["calibration"] if entry["name"] == "coverage")
+    assert "What the answers are worth" in evaluate.PAGE.read_text()
     printed = capsys.readouterr().out
     assert "21 test rows" in printed
     assert "0.7619" in printed
@@ -55,7 +63,7 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
     project("image_regression")
     evaluate.run(params_with("image_regression", {}))
     content = json.loads(evaluate.METRICS.read_text())
-    assert set(content) == {"rmse", "mae", "r2", "mse", "rows", "metrics"}
+    assert set(content) == {"rmse", "mae", "r2", "mse", "rows", "metrics", "coverage", "outliers", "calibration"}
     table = read_predictions(evaluate.PREDICTIONS, classification=False)
     assert table.num_rows == NUM_TEST_ROWS
     assert content["mse"] == pytest.approx(5 / 21)  # five targets are 1 more than what the network answers
