@@ -40,13 +40,14 @@ def run(params: Params) -> None:
     network = load_network(CHECKPOINT)
     _check_fit(network.spec, manifest.classes)
     calibrator = Calibrator(network, wanted, params.seed, device)
-    fitted, raw = calibrator.fit(train, val), calibrator.predict(test.inputs)
+    fitted = calibrator.fit(train, val)
+    raw = calibrator.predict(test.inputs, fitted.score)
     answers = fitted.apply(network, raw)
     outputs = answers.outputs
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
     metrics = measure(manifest.task, test.targets, outputs, resampling, top_k=wanted.top_k)
     without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling, wanted.top_k)
-    before = uncalibrated(raw.answers) if is_classification(manifest.task) else None
+    before = uncalibrated(raw.outputs) if is_classification(manifest.task) else None
     worth = Worth(fitted.calibration, test.targets, answers, before, resampling)
     evaluation = Evaluation(
         manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics, test.leaked, without, worth

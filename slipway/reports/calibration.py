@@ -53,7 +53,7 @@ class Worth:
         """(N,) 1 where the label is wrong, else 0; or the absolute error."""
         if self.before is not None:
             return (self.answers.outputs.argmax(axis=1) != self.targets).astype(np.float64)
-        return np.abs(self.answers.outputs[:, 0].astype(np.float64) - self.targets)
+        return np.asarray(np.abs(self.answers.outputs[:, 0].astype(np.float64) - self.targets))
 
     def content(self) -> dict[str, Any]:
         """For `metrics/evaluate.json`: flat keys, which DVC shows, and a list with the intervals, which it skips."""
@@ -115,4 +115,4 @@ def uncalibrated(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 def _bins(probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
     """(N,) which bin of confidence each row is in."""
     confidence = probabilities.max(axis=1).astype(np.float64)
-    return np.minimum((confidence * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
+    return np.asarray(np.minimum((confidence * _NUM_BINS).astype(np.int64), _NUM_BINS - 1))

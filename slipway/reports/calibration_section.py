@@ -32,7 +32,7 @@ def _asked(worth: Worth) -> str:
     conformal, outlier = worth.calibration.conformal, worth.calibration.outlier
     if worth.before is not None:
         made = f"Logits are divided by the temperature {number(worth.calibration.temperature)}"
-        made += f". A set has the labels of at least {number(conformal.threshold or 0.0)}"
+        made += f". A set has the labels with a probability of at least {number(conformal.threshold or 0.0)}"
     elif conformal.threshold is not None:
         made = f"An interval is the value +/- {number(conformal.threshold)}"
     else:
@@ -56,10 +56,9 @@ def _reliability(worth: Worth) -> Html:
 
 
 def _risk(worth: Worth) -> Html:
-    lines = []
+    lines = [Series("score", *(axis.tolist() for axis in worth.risk_curve(worth.answers.scores)))]
     if worth.before is not None:
         lines.append(Series("confidence", *(axis.tolist() for axis in worth.risk_curve(-worth.answers.outputs.max(axis=1)))))
-    lines.append(Series("score", *(axis.tolist() for axis in worth.risk_curve(worth.answers.scores))))
     what = "error rate" if worth.before is not None else "mean absolute error"
     first = "those with the lowest outlier score first"
     if len(lines) > 1:

@@ -63,6 +63,12 @@ def newer_format(root: Path) -> None:
     (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 4}))
 
 
+def older_format(root: Path) -> None:
+    content = json.loads((root / "bundle/bundle.json").read_text())
+    del content["calibration"]
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 2}))
+
+
 def other_bundle(root: Path) -> None:
     certify(root / "certificate.json", write_bundle(root / "other", max_batch_size=4))
 
@@ -82,6 +88,7 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
         (newer_format, BundleError, "format version 4"),
+        (older_format, BundleError, "format version 2, this Slipway reads version 3"),
         (lambda root: (root / "certificate.json").unlink(), CertificateError, "nothing proves this bundle"),
         (lambda root: (root / "certificate.json").write_text("[]"), CertificateError, "format version"),
         (other_bundle, CertificateError, "the certificate is for bundle"),
