@@ -11,6 +11,7 @@ from slipway.errors import BundleError
 from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.hops import batch_noise, in_order_of, in_small_batches
 from slipway.metrics import Resampling
+from slipway.paired import paired_difference
 
 RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
@@ -228,6 +229,16 @@ def test_answers_that_are_the_same_change_nothing_with_certainty() -> None:
         assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
     first = Comparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
     assert first.metric_changes == {}
+
+
+def test_where_no_label_flips_resampling_would_find_no_change_either() -> None:
+    nearly = right() + np.tile(np.array([1e-3, -1e-3], dtype=np.float32), (10, 1))
+    changes = compare(nearly, BUDGET).metric_changes
+    for metric in ("accuracy", "f1_macro"):
+        drawn = paired_difference("image_classification", metric, rows().targets, right(), nearly, RESAMPLING)
+        assert (drawn.difference, drawn.low, drawn.high) == (0.0, 0.0, 0.0)
+        assert (changes[metric].value, changes[metric].low, changes[metric].high) == (0.0, 0.0, 0.0)
+    assert changes["log_loss"].low < changes["log_loss"].high
 
 
 def test_of_values_the_rmse_and_the_mean_error_are_compared() -> None:
