@@ -5,11 +5,13 @@ without an expensive function on each image, in turns, and prints and writes one
 machine lacks the hardware are there with the reason.
 """
 
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -51,26 +53,34 @@ class Runner(Protocol):
 
 
 class Naive:
-    """`bench.ladder_naive` in a process of its own."""
+    """`bench.ladder_naive` in a process group of its own, which is halted while others have their turn: its workers fetch ahead."""
 
     def __init__(self, transform: str) -> None:
         self._command = [sys.executable, "-m", "bench.ladder_naive", str(SCRATCH / "images"), str(BATCH_SIZE), str(num_cores()), transform]
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self._answer("ready")
+        self._signal(signal.SIGSTOP)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._process.kill()
+        self._signal(signal.SIGKILL)
         self._process.wait()
 
     def rate(self) -> float:
         """One round."""
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return float(self._answer("rate").split()[1])
+        answer = self._answer("rate")
+        self._signal(signal.SIGSTOP)
+        return float(answer.split()[1])
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _answer(self, beginning: str) -> str:
         assert self._process.stdout is not None
@@ -250,9 +260,9 @@ def main() -> None:
 
 
 NOTE = f"""Photograph-like JPEGs of 400x300, trained at 32 px in batches of {BATCH_SIZE}, padded crops and flips, `small_resnet` of
-params.yaml; steps alone, without validation. n = {NUM_ROUNDS} rounds of about a second each, all rows in turns; batches that were
-made ready between rounds do not count. A gain is the median of the rounds' ratios to the row that is named: gains of different rows are
-not to be multiplied.
+params.yaml; steps alone, without validation. n = {NUM_ROUNDS} rounds of about a second each, all rows in turns. The naive training
+is halted between its rounds, and batches that were made ready before a round do not count. A gain is the median of the rounds'
+ratios to the row that is named: gains of different rows are not to be multiplied.
 
 The naive training is torchvision's `ImageFolder` and `DataLoader` with persistent worker processes, one per core, and a plain
 loop in fp32: it reads, decodes, puts through the function and resizes every image in every epoch. The expensive function is

@@ -6,7 +6,8 @@ Most libraries raise an OSError. torch, safetensors and protobuf raise their own
 import errno
 import os
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _FIXES = {
@@ -22,6 +23,17 @@ _FIXES = {
 # torch's writer of archives notices that fewer bytes arrived than it wrote, and nothing else.
 _SHORT_WRITE = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed|iostream error")
 _QUOTED = re.compile(r"'(/?[^'\n]*/[^'\n]*)'")
+_TRIED_BYTES = 64 << 10
+
+
+def try_to_write(folders: Iterable[Path]) -> None:
+    """OSError, naming the folder, where one that exists takes no 64 KiB: told at the start, and not after an hour of training."""
+    for folder in filter(Path.is_dir, folders):
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:  # without a name where the file system can do that
+                file.write(bytes(_TRIED_BYTES))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 def disk_fault(error: BaseException) -> str | None:

@@ -84,4 +84,5 @@ def _running_sums(numbers: Float) -> Float:
 
 def _mean(total: Float, number: Float) -> Float:
     """NaN where there is nothing."""
-    return np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
+    mean: Float = np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
+    return mean

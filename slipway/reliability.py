@@ -49,9 +49,23 @@ def calibration_errors(confidences: Float, hits: NDArray[np.bool_], counts: Floa
     The mean over the rows of the gap in their bin: between the mean confidence and the accuracy (Naeini, Cooper and
     Hauskrecht, AAAI 2015).
     """
+    errors: Float = _errors_of_gaps(confidences, counts * (confidences - hits)) / counts.sum(axis=1)
+    return errors
+
+
+def errors_by_chance(confidences: Float, uniform: Float) -> Float:
+    """(S,) calibration errors of rows that are right exactly as often as their `confidences` (N,) say, drawn by `uniform` (S, N) in [0, 1).
+
+    Consistency resampling (Bröcker and Smith, Increasing the reliability of reliability diagrams, Weather and
+    Forecasting 22, 2007): what noise alone makes.
+    """
+    return _errors_of_gaps(confidences, confidences - (uniform < confidences)) / len(confidences)
+
+
+def _errors_of_gaps(confidences: Float, gaps: Float) -> Float:
+    """(S, N) gaps of rows -> (S,) the sum over the bins of the absolute sums in them."""
     bins = equal_bins(confidences, NUM_BINS)
     order = np.argsort(bins, kind="stable")
     starts = np.unique(bins[order], return_index=True)[1]
-    gaps = counts.take(order, axis=1) * (confidences - hits)[order]
-    errors: Float = np.abs(np.add.reduceat(gaps, starts, axis=1)).sum(axis=1) / counts.sum(axis=1)
+    errors: Float = np.abs(np.add.reduceat(gaps.take(order, axis=1), starts, axis=1)).sum(axis=1)
     return errors

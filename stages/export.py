@@ -1,5 +1,6 @@
 """Trained network to bundle: one ONNX graph per variant in `export.variants`, the leaderboard, and `bundle.json`."""
 
+from functools import partial
 from pathlib import Path
 
 from slipway import files
@@ -16,6 +17,7 @@ PACKED = Path("data/packed")
 METRICS = Path("metrics/evaluate.json")
 CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
+CLEAN, SPLIT = Path("reports/clean.json"), Path("reports/split.json")
 BUNDLE = Path("artifacts/bundle")
 LEADERBOARD = Path("reports/leaderboard.json")
 PAGE = Path("reports/leaderboard.html")
@@ -24,7 +26,9 @@ PAGE = Path("reports/leaderboard.html")
 def run(params: Params) -> None:
     """Export, check, measure, choose and bundle."""
     from slipway.export.bundling import ExportRows, Trained, write_bundle
+    from slipway.export.canary import choose_canary
     from slipway.export.lineage import trace_lineage
+    from slipway.export.model_card import CardFacts, model_card, read_report
     from slipway.export.variants import calibration_rows
     from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network, read_model_card
@@ -41,15 +45,19 @@ def run(params: Params) -> None:
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
+    validation = open_split(PACKED, manifest, "val", verify=True)
     rows = ExportRows(
         calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
-        validation=open_split(PACKED, manifest, "val", verify=True),
+        validation=validation,
+        canary=choose_canary(validation, params.seed, params.export.canary_rows),
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
     resampling = Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
+    clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
+    facts = CardFacts(card, calibration, trained.metrics, lineage, clean, split, evaluation)
     with files.new_directory(BUNDLE) as folder:
-        board = write_bundle(folder, trained, rows, params.export, resampling, lineage)
+        board = write_bundle(folder, trained, rows, params.export, resampling, lineage, card=partial(model_card, facts))
     files.write_json(LEADERBOARD, board.model_dump(mode="json"))
     files.write_text(PAGE, leaderboard_page(board))
     print(leaderboard_text(board))

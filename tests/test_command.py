@@ -1,5 +1,6 @@
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,22 @@ def test_a_folder_without_params_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SystemExit):
         run_stage(lambda params: None)
     assert "params.yaml is missing" in capsys.readouterr().err
+
+
+def test_a_disk_that_refuses_is_told_before_the_work_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "params.yaml").write_bytes(Path("params.yaml").read_bytes())
+    (tmp_path / "artifacts").mkdir()
+    monkeypatch.chdir(tmp_path)
+    ran: list[Params] = []
+    run_stage(ran.append)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(SystemExit):
+            run_stage(ran.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(ran) == 1
+    assert "error: artifacts: File too large." in capsys.readouterr().err

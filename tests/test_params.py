@@ -123,6 +123,9 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__class_weights": "some"}, "train.class_weights"),
         ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
+        ({"evaluate__slice_gates": {"acuracy": {"min": 0.5, "max": None}}}, "evaluate.slice_gates names 'acuracy'"),
+        ({"evaluate__slices": ["age", "place", "age"]}, "slices names 'age' more than once"),
+        ({"evaluate__slice_min_rows": 1}, "evaluate.slice_min_rows: found 1"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
     ],
 )

@@ -6,6 +6,7 @@ of the right signature can be exported.
 
 import math
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.bundle import (
+    CARD,
+    FORMAT_VERSION,
+    Bundle,
+    Choice,
+    Lineage,
+    Metric,
+    ModelFile,
+    OutputContract,
+    Provider,
+    describe_model,
+    write_manifest,
+)
 from slipway.calibration import Answers, Calibration
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
+from slipway.export.canary import ChosenRows, write_canary
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
@@ -28,9 +42,10 @@ from slipway.input_contract import InputContract, input_name
 from slipway.metrics import Resampling
 from slipway.params import ExportParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
-from slipway.runtime import open_onnx
+from slipway.runtime import Runner, open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
+WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
 
@@ -56,10 +71,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """Training rows (rows, ...) as the network takes them, to calibrate on, and the validation split, to check and choose on."""
+    """Training rows (rows, ...) as the network takes them, to calibrate on, the validation split, to check and choose on, and rows to bundle."""
 
     calibration: NDArray[Any]
     validation: PackedSplit
+    canary: ChosenRows | None = None
 
 
 def write_bundle(
@@ -70,8 +86,11 @@ def write_bundle(
     resampling: Resampling,
     lineage: Lineage,
     effort: Effort = FULL,
+    card: WriteCard | None = None,
 ) -> Leaderboard:
     """Fill the folder `root` with a bundle of every variant in `params` that has something to gain, and of the choice among them.
+
+    `card` writes its model card; None for none.
 
     ParityError where torch and fp32 differ by more than 1e-5, or where a variant is broken.
     """
@@ -92,7 +111,16 @@ def write_bundle(
         models[variant] = describe_model(path, PRECISION[variant], MEANT_FOR[variant])
     contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    write_manifest(root, _manifest(trained, params, models, board, lineage))
+    precisions: dict[str, str] = {variant: model.precision for variant, model in models.items()}
+    canary = write_canary(
+        root, rows.canary, precisions, lambda variant: _open((root / models[variant].file).read_bytes(), variant), params.max_batch_size
+    )
+    manifest = _manifest(trained, params, models, board, lineage).model_copy(update={"canary": canary})
+    if card is not None:
+        text = card(models, board.choice).encode()
+        files.write_bytes(root / CARD, text)
+        manifest = manifest.model_copy(update={"card_sha256": files.sha256_bytes(text)})
+    write_manifest(root, manifest)
     return board
 
 
@@ -137,6 +165,10 @@ def _described(variant: str, graph: bytes, trained: Trained) -> bytes:
     return graph
 
 
+def _open(graph: bytes, variant: str) -> Runner:
+    return open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=0)
+
+
 def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, lineage: Lineage) -> Bundle:
     return Bundle(
         format_version=FORMAT_VERSION,
@@ -149,8 +181,10 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         models=models,
         left_out=board.left_out,
         choice=board.choice,
+        canary=None,
         calibration=trained.calibration,
         metrics=trained.metrics,
+        card_sha256=None,
         lineage=lineage,
         versions=package_versions(),
     )

@@ -54,5 +54,6 @@ def finished_table(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A fresh copy of the checkout after `dvc repro` on the embedded table, with the params that the README shows for it."""
     project = copy_checkout(tmp_path_factory.mktemp("table"))
     project.set_params(readme_params()[1])
+    project.set_params({"evaluate": {"slices": ["alcohol", "hue"], "slice_min_rows": 5}})
     (project.path / ".work" / "repro.log").write_text(project.shell("dvc repro"))
     return project

@@ -10,7 +10,8 @@ from slipway.bundle import OutputContract
 from slipway.calibration import Answers
 from slipway.data.packed import PackedSplit
 from slipway.errors import ParityError
-from slipway.export.half_precision import LAYERS
+from slipway.export.graph import torch_answers
+from slipway.export.half_precision import LAYERS, score_branch
 from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
 from slipway.preprocess import ImageContract, image_array
 from slipway.runtime import open_onnx
@@ -156,11 +157,28 @@ def test_precision_is_in_the_graph(classifier: Project) -> None:
     graphs = {variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph for variant in bundle.manifest.models}
     kinds = {variant: {tensor.data_type for tensor in graph.initializer} for variant, graph in graphs.items()}
     tensor = onnx.TensorProto
-    layers = {name for node in graphs["fp16"].node if node.op_type in LAYERS for name in node.input}
+    alone = score_branch(graphs["fp16"])
+    layers = {name for node in graphs["fp16"].node if node.op_type in LAYERS and node.output[0] not in alone for name in node.input}
     assert {weight.data_type for weight in graphs["fp16"].initializer if weight.name in layers} == {tensor.FLOAT16}
     assert {tensor.INT8, tensor.UINT8, tensor.INT32} <= kinds["int8"]
     assert tensor.INT8 in kinds["int8_tensorrt"]
     assert not {tensor.UINT8, tensor.INT32} & kinds["int8_tensorrt"]  # TensorRT takes neither
+
+
+@pytest.mark.slow
+def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Project) -> None:
+    bundle, images = classifier.bundle(), classifier.split("test").inputs
+    expected = torch_answers(classifier.calibrated(), images[:]).scores
+    for variant in PRECISION:
+        graph = onnx.load_model_from_string(bundle.model_bytes(variant)).graph
+        alone, kinds = score_branch(graph), {weight.name: weight.data_type for weight in graph.initializer}
+        branch = [node for node in graph.node if node.output[0] in alone]
+        assert {node.op_type for node in branch if node.op_type in LAYERS}
+        floats = {kinds[name] for node in branch for name in node.input if name in kinds} - {onnx.TensorProto.INT64}
+        assert floats == {onnx.TensorProto.FLOAT}, variant
+        runner = open_onnx(bundle.model_bytes(variant), variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
+        found = run_in_batches(runner, images, 16).scores
+        assert np.abs(found - expected).mean() < {"fp32": 1e-5, "fp16": 0.01}.get(variant, 0.1) * expected.mean(), variant
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, run
 
 PNG = {"content-type": "image/png"}
+CPU_FP32 = {"backend": "onnxruntime", "provider": "cpu", "precision": "fp32", "variant": "fp32"}
 
 
 def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings) -> None:
@@ -157,15 +158,15 @@ def test_before_the_model_is_loaded_it_is_alive_and_not_ready(make_settings: Mak
 
 async def slow_down(inference: Inference, seconds: float) -> list[int]:
     """Make the model slow; the list gets the size of every batch that it runs."""
-    assert inference._batcher
-    fast, sizes = inference._batcher._run, []
+    assert inference._live
+    fast, sizes = inference._live.batcher._run, []
 
     def run_slowly(batch: Any) -> Any:
         sizes.append(len(batch))
         time.sleep(seconds)
         return fast(batch)
 
-    inference._batcher._run = run_slowly
+    inference._live.batcher._run = run_slowly
     return sizes
 
 
@@ -227,8 +228,8 @@ def fail(batch: Any) -> Any:
 
 def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._batcher
-        inference._batcher._run = fail
+        assert inference._live
+        inference._live.batcher._run = fail
         assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "model_failed"
 
     run(make_settings(), work)
@@ -236,7 +237,8 @@ def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings
 
 def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference._decoder = None
+        assert inference._live
+        del vars(inference._live.decoder)["_contract"]
         assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "internal"
 
     run(make_settings(), work)
@@ -249,7 +251,9 @@ def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSetti
         assert card["execution"]["actual"]["variant"] == "fp32"
         assert card["labels"] == LABELS
         assert card["metrics"]["accuracy"]["rows"] == 100
-        assert card["certificate"]["hops"][0]["status"] == "agrees"
+        hop = card["certificate"]["hops"][0]
+        assert (hop["status"], hop["requested"], hop["actual"]) == ("agrees", CPU_FP32, CPU_FP32)
+        assert card["certificate"]["bundle_digest"] == card["bundle_digest"]
 
     run(make_settings(provider="cpu"), work)
 

@@ -75,6 +75,20 @@ def test_one_process_two_and_one_again_see_the_same_rows(tmp_path: Path, strateg
     assert [stretch.strategy for stretch in stretches] == ["single", strategy, "single"]
 
 
+@pytest.mark.parametrize(("before", "after"), [("deepspeed_stage_2", "deepspeed_stage_2"), ("deepspeed_stage_3", "deepspeed_stage_1")])
+def test_deepspeed_goes_on_with_another_number_of_processes_and_another_stage(tmp_path: Path, before: str, after: str) -> None:
+    settings = {"network_arguments": EXACT, "precision": "32-true", "epochs": 3, "warmup_epochs": 1.0}
+    whole = write_project(tmp_path / "whole", **settings, strategy="single")
+    moved = write_project(tmp_path / "moved", **settings, **EVERY_STEP, strategy=before, devices=2)
+    assert run_forked(whole)[0] == 0
+    kill_at_step(moved, 4)
+    change(moved, devices=1, strategy=after)
+    done = run_training(moved)
+    assert done.returncode == 0, done.stderr
+    assert f"note      saved by {before} on 2 processes with 16 rows a batch, resumed by {after} on 1 process with 32" in done.stdout
+    assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
+
+
 def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_path: Path) -> None:
     settings = {"network_arguments": EXACT, "precision": "32-true", "strategy": "single", "epochs": 3}
     whole, moved = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "moved", **settings, **EVERY_STEP)
