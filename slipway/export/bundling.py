@@ -71,7 +71,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """Training rows (rows, ...) as the network takes them, to calibrate on, the validation split, to check and choose on, and rows to bundle."""
+    """Training rows (rows, ...) as the network takes them, to calibrate on, validation rows to check and choose on, and rows to bundle."""
 
     calibration: NDArray[Any]
     validation: PackedSplit
