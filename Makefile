@@ -9,6 +9,7 @@ TESTS ?= tests
 .venv/.complete: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
 	  || { echo "error: $$($(PYTHON) --version) found, expected Python 3.11 or 3.12. Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test ! -L .venv || { echo "error: .venv is a link to $$(readlink .venv); remove it, or update the environment that it points to" >&2; exit 1; }
 	@echo "building the private environment in .venv (about 3 minutes and 7 GB, once)"
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
@@ -29,6 +30,10 @@ demo: install ## run the whole pipeline on the embedded digits and print what ca
 .PHONY: serve
 serve: install ## start the service on 127.0.0.1:3000
 	bentoml serve
+
+.PHONY: release
+release: install ## make the certified bundle the released one, for evaluate.released to compare with
+	@python -m slipway.export.release
 
 .PHONY: doctor
 doctor: install ## say where the time of a training step goes, and what would make it shorter

@@ -24,8 +24,8 @@ from slipway import files
 from slipway.columns import ColumnContract
 from slipway.data.packed import PackedSplit, open_split, read_manifest
 from slipway.preprocess import array_from_bytes
-from slipway.training.features import last_layer
-from slipway.training.networks import Network, load_network
+from slipway.training.features import answer_and_features, last_layer
+from slipway.training.networks import Network, TableNetwork, load_network
 from slipway.training.outlier_score import fit_outlier_score
 from slipway.training.prediction import RawAnswers, predict_raw
 from tests.planted_labels import NO_CHANGES, TABM, cancer, digits, run_stage, write_project
@@ -135,6 +135,7 @@ class Known:
     """What a score is fitted on: training rows as the network sees them."""
 
     raw: RawAnswers
+    row: Rows  # (N, D) the row itself: its pixels, or its numbers and a slot for each category
     targets: Float
     head: tuple[Float, Float] | None  # weight (K, D) and bias (K,) of the last layer, where it is one matrix
 
@@ -153,13 +154,13 @@ def energy(known: Known, _rows: Rows) -> Score:
 
 
 def mahalanobis(known: Known, _rows: Rows) -> Score:
-    """Slipway's: one centre, probabilistic principal components of what the last layer takes."""
+    """Slipway's of images: one centre, probabilistic principal components of what the last layer takes."""
     return _product(known.raw.features, lambda raw, rows: raw.features)
 
 
 def mahalanobis_of_the_row(known: Known, rows: Rows) -> Score:
-    """The same of the row itself, without a network."""
-    return _product(_flat(rows), lambda raw, found: _flat(found))
+    """Slipway's of tables: the same of the row itself, without a network."""
+    return _product(known.row, lambda raw, found: found)
 
 
 def mahalanobis_of_both(known: Known, rows: Rows) -> Score:
@@ -207,8 +208,10 @@ def _apply(score: torch.nn.Module, features: Rows) -> Float:
         return score(torch.from_numpy(features.astype(np.float32))).numpy().astype(np.float64)
 
 
-def _flat(rows: Rows) -> Rows:
-    return rows.reshape(len(rows), -1).astype(np.float32)
+def _as_it_is(network: Network, rows: Rows) -> Rows:
+    if not isinstance(network, TableNetwork):
+        return rows.reshape(len(rows), -1).astype(np.float32)
+    return answer_and_features(network, "encoding", torch.from_numpy(np.array(rows)))[1].detach().numpy()
 
 
 def _shares(logits: Rows) -> Float:
@@ -243,14 +246,14 @@ def run(data_set: DataSet) -> Iterator[list[str]]:
     train, test = (open_split(folder / "data/packed", manifest, split) for split in ("train", "test"))
     rows, test_rows = train.inputs[: 2 * MOST_ROWS], test.inputs[:MOST_ROWS]
     layer = last_layer(network, torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype)))
-    known = Known(_ask(network, layer, rows), train.targets[: len(rows)], _head(network, layer))
+    known = Known(_ask(network, layer, rows), _as_it_is(network, rows), train.targets[: len(rows)], _head(network, layer))
     scores = {make.__name__: make(known, rows) for make in ((*OF_CLASSES, *OF_ALL) if network.spec.classes else OF_ALL)}
-    ordinary = _ask(network, layer, test_rows)
+    ordinary, ordinary_rows = _ask(network, layer, test_rows), _as_it_is(network, test_rows)
     contract = manifest.input
     kinds = strangers_of_tables(test_rows, contract) if isinstance(contract, ColumnContract) else strangers_of_images(test_rows)
     for name, strange in kinds:
-        found = _ask(network, layer, strange)
-        cells = {key: f"{area_under_curve(score(ordinary, test_rows), score(found, strange)):.3f}" for key, score in scores.items()}
+        found, found_rows = _ask(network, layer, strange), _as_it_is(network, strange)
+        cells = {key: f"{area_under_curve(score(ordinary, ordinary_rows), score(found, found_rows)):.3f}" for key, score in scores.items()}
         yield [data_set.name, name, f"{_rows(test):,}", *(cells.get(make.__name__, "") for make in (*OF_CLASSES, *OF_ALL))]
 
 

@@ -140,10 +140,10 @@ def machine() -> str:
     return f"{time.strftime('%Y-%m-%d')}, {cores}, {versions}"
 
 
-def conditions() -> str:
+def conditions(num_rounds: int = NUM_ROUNDS) -> str:
     return (
         f"{machine()}.\n"
-        f"{NUM_CONNECTIONS} connections, client on the same cores, n = {NUM_ROUNDS} rounds of {ROUND_SECONDS:g} s in turns; "
+        f"{NUM_CONNECTIONS} connections, client on the same cores, n = {num_rounds} rounds of {ROUND_SECONDS:g} s in turns; "
         f"load average at the end {os.getloadavg()[0]:.1f}. A tiny linear graph on 8x8 RGB PNGs, one worker."
     )
 

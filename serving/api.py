@@ -23,7 +23,7 @@ from slipway.bundle import load_bundle
 from slipway.columns import ColumnContract
 from slipway.errors import SlipwayError
 
-Predict = Callable[[bytes], Awaitable[dict[str, Any]]]
+Predict = Callable[[bytes, str], Awaitable[dict[str, Any]]]  # a payload and the id of its request
 
 
 def read_columns(bundle: Path) -> ColumnContract | None:
@@ -73,7 +73,8 @@ def _of_rows(columns: ColumnContract, predict_payload: Predict) -> Any:
 
 
 async def _answer(predict: Predict, payload: bytes) -> dict[str, Any]:
+    request_id = secrets.token_hex(8)
     try:
-        return await predict(payload) | {"request_id": secrets.token_hex(8)}
+        return await predict(payload, request_id) | {"request_id": request_id}
     except Refusal as refusal:
         raise BentoMLException(refusal.message, error_code=HTTPStatus(refusal.status)) from None

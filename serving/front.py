@@ -118,7 +118,7 @@ class Front:
                 payload = await read_payload(request.headers, request.receive, inference.settings.max_body_bytes, kind)
                 read = perf_counter()
                 code, message = "deadline_exceeded", "there was no answer within"
-                answer = await inference.predict(payload)
+                answer = await inference.predict(payload, request.id)
         except TimeoutError:
             raise Refusal(code, f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
         encoding = perf_counter()

@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from serving.batching import BatchAnswer
 from serving.decoding import Decoded
+from serving.keeping import Answered, Keeper, open_keeper
 from serving.live_model import LiveModel
 from serving.model import InvalidAnswerError, ServedModel, load_model
 from serving.monitoring import Monitoring
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.settings import Settings
+from slipway.bundle import SCORE_NAME
+from slipway.columns import ColumnContract
 from slipway.errors import EngineError, SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
@@ -36,6 +41,7 @@ class Inference:
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
+        self._keeper: Keeper | None = None
         self._num_pending = 0
 
     @property
@@ -46,6 +52,7 @@ class Inference:
     def start(self) -> None:
         """Begin to load the model; the event loop stays free to answer that it is not ready."""
         self._loading = asyncio.create_task(self._load())
+        self._keeper = open_keeper(self.settings, self.monitoring.kept)
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -70,6 +77,8 @@ class Inference:
         self.monitoring.model(None)
         if live:
             await live.retire()
+        if self._keeper:
+            await asyncio.to_thread(self._keeper.close)
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
@@ -93,7 +102,7 @@ class Inference:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
         return self.require_model().card() | {"rebuild": {"status": self.rebuild.status, "reason": self.rebuild.reason}}
 
-    async def predict(self, payload: bytes) -> dict[str, Any]:
+    async def predict(self, payload: bytes, request_id: str) -> dict[str, Any]:
         """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""
         live = self._require_live()
         if self._num_pending >= self.settings.max_queue:
@@ -105,6 +114,8 @@ class Inference:
                 decoded = await self._decode(live, payload)
                 batched = await self._run(live, decoded)
             answers = [model.answer(row.outputs, row.score) for row in batched]
+            if self._keeper:
+                self._keeper.offer(_answered(request_id, payload, model, decoded, batched, answers))
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)
@@ -178,3 +189,21 @@ class Inference:
             logger.exception("the engine for this machine is not served")
         else:
             self.rebuild = RebuildState("swapped", f"the engine in {self.settings.rebuilt_engine} is served")
+
+
+def _answered(
+    request_id: str, payload: bytes, model: ServedModel, decoded: Decoded, batched: list[BatchAnswer], answers: list[dict[str, Any]]
+) -> Answered:
+    """What is kept of a request."""
+    manifest = model.bundle.manifest
+    return Answered(
+        request_id=request_id,
+        payload=payload,
+        content_type="application/json" if isinstance(manifest.input, ColumnContract) else "application/octet-stream",
+        is_list=decoded.is_list,
+        inputs=decoded.inputs,
+        bundle_digest=model.bundle.digest,
+        execution=model.selection.actual,
+        outputs={manifest.output_name: [row.outputs for row in batched], SCORE_NAME: [np.asarray(row.score) for row in batched]},
+        answers=answers,
+    )

@@ -6,6 +6,7 @@ were answered as fp32 answers them.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,13 @@ class ServedModel:
             "execution": {
                 "requested": self.selection.requested,
                 "actual": self.selection.actual.model_dump(mode="json"),
+                "why": self.selection.why,
                 "passed_over": self.selection.passed_over,
                 "max_batch_size": self.max_batch_size,
             },
             "canary": self.canary.model_dump(mode="json") if self.canary else None,
+            "choice": {provider: choice.model_dump(mode="json") for provider, choice in manifest.choice.items()},
+            "left_out": manifest.left_out,
             "certificate": self.certificate.model_dump(mode="json"),
             "target_certificate": target.model_dump(mode="json") if target else None,
             "lineage": manifest.lineage.model_dump(mode="json"),
@@ -93,10 +97,7 @@ class ServedModel:
 
 def load_model(settings: Settings) -> ServedModel:
     """Check, select, load and warm up. A SlipwayError says why that is not possible."""
-    bundle = load_bundle(settings.bundle)
-    bundle.verify()
-    certificate = read_certificate(settings.certificate)
-    check_certificate(certificate, bundle, accept_draft=settings.accept_draft)
+    bundle, certificate = read_certified(settings.bundle, settings.certificate, accept_draft=settings.accept_draft)
     _require_usable_input(bundle.manifest)  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)
@@ -104,6 +105,15 @@ def load_model(settings: Settings) -> ServedModel:
     _warm_up(run, bundle.manifest, max_batch_size)
     canary = answer_canary(run, selection.actual.variant, bundle, max_batch_size)
     return ServedModel(bundle, certificate, selection, max_batch_size, run, canary)
+
+
+def read_certified(bundle_root: Path, certificate_path: Path, *, accept_draft: bool) -> tuple[LoadedBundle, Certificate]:
+    """A bundle whose every file was checked, with the certificate that speaks of it. BundleError if they do not go together."""
+    bundle = load_bundle(bundle_root)
+    bundle.verify()
+    certificate = read_certificate(certificate_path)
+    check_certificate(certificate, bundle, accept_draft=accept_draft)
+    return bundle, certificate
 
 
 def _max_batch_size(settings: Settings, manifest: Bundle) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from serving.keeping import OUTCOMES
 from serving.model import ServedModel
 from serving.responses import ERRORS
 from slipway.files import is_alive
@@ -40,6 +41,8 @@ class Monitoring:
         self._seconds = Histogram("slipway_predict_seconds", "Time of a prediction.", buckets=_SECONDS, registry=registry)
         self._batch_size = Histogram("slipway_batch_size", "Rows in a batch.", buckets=_ROWS, registry=registry)
         self._gone = Counter("slipway_clients_gone", "Requests whose caller hung up before they were complete.", registry=registry)
+        kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
+        self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
         self._queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
         labels = ["model_version", "task", "backend", "provider", "precision", "variant", "requested_provider", "requested_variant"]
@@ -59,6 +62,10 @@ class Monitoring:
     def client_gone(self) -> None:
         """Count a caller that hung up."""
         self._gone.inc()
+
+    def kept(self, outcome: str, num_requests: int) -> None:
+        """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
+        self._kept[outcome].inc(num_requests)
 
     def stage(self, stage: str, seconds: float) -> None:
         """Note how long a stage of one prediction took."""

@@ -14,7 +14,7 @@ from serving.decoding import Decoded
 from serving.reading import ACCEPTED_ROWS
 from serving.responses import Refusal
 from serving.strict_json import may_exceed, parse
-from slipway.columns import Cell, ColumnContract, encode_rows, read_cell, read_row
+from slipway.columns import Cell, ColumnContract, encode_rows, listed_rows, read_cell, read_row
 from slipway.errors import CellError
 
 INLINE_BYTES = 4 << 10  # a longer body is read on a thread: it would hold up the event loop for milliseconds
@@ -72,8 +72,8 @@ class RowDecoder:
         """The rows, and whether they came in a list; Refusal if the body has another form."""
         if not isinstance(content, dict):
             raise Refusal("not_a_row", f"the body is {_kind(content)}; {ACCEPTED_ROWS}")
-        rows = content.get("rows")
-        if list(content) != ["rows"] or not isinstance(rows, list):
+        rows = listed_rows(content)
+        if rows is None:
             return [content], False
         if not rows:
             raise Refusal("no_rows", "the list of rows is empty, expected at least one row", field="rows")

@@ -1,22 +1,26 @@
 """Which runtime and which variant of the bundle answer: what was asked for, what came out, and why.
 
 What is asked for by name is done or refused. `auto` takes the first that is possible here *and* that
-the certificate says agrees; what it passes over is kept with the reason and shown in the log and in /model.
+the certificate says agrees, on each provider beginning with what export chose for it; what it passes over is kept with the
+reason and shown in the log and in /model.
 A file that was altered or swapped since it was certified is never passed over: nothing is served then. Where the engine is
 another machine's, one that was built and certified on this machine takes its place.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from serving.settings import Settings
 from slipway import runtime
-from slipway.bundle import LoadedBundle
+from slipway.bundle import Bundle, LoadedBundle
 from slipway.certificate import Certificate, Execution
 from slipway.errors import EngineError, UnavailableError
 from slipway.passport import read_passport, read_request
 from slipway.rebuild import TargetCertificate, open_rebuilt
 from slipway.runtime import ONNX_TENSORRT, Runner
+
+_Provider = Literal["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Selection:
     runner: Runner
     requested: dict[str, str]
     passed_over: list[str]  # "cuda/fp16: no NVIDIA driver", in the order of preference
+    why: str  # of what runs
     target_certificate: TargetCertificate | None = None  # of an engine that was built on this machine
 
     @property
@@ -40,10 +45,11 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
     UnavailableError with all reasons if there is none; IntegrityError or BundleError if a file is not the certified one.
     """
     passed_over: list[str] = []
-    for provider, variant in _candidates(settings):
+    requested: dict[str, str] = {"provider": settings.provider, "variant": settings.variant}
+    for provider, variant in _candidates(settings, bundle.manifest):
         try:
             runner, target = _open(settings, bundle, certificate, provider, variant)
-            return Selection(runner, {"provider": settings.provider, "variant": settings.variant}, passed_over, target)
+            return Selection(runner, requested, passed_over, _why(settings, bundle.manifest, runner.actual), target)
         except (UnavailableError, EngineError) as error:
             passed_over.append(f"{provider}/{variant}: {error}")
     raise UnavailableError(
@@ -51,13 +57,40 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
     )
 
 
-def _candidates(settings: Settings) -> Iterator[tuple[str, str]]:
-    """(provider, variant) from the most to the least preferred; int8, and what takes minutes to start, only where it is asked for."""
-    preferences = {"tensorrt": ["any"], ONNX_TENSORRT: ["fp16"], "cuda": ["fp16", "fp32"], "cpu": ["fp32"]}
-    for provider, variants in preferences.items():
+def _candidates(settings: Settings, manifest: Bundle) -> Iterator[tuple[str, str]]:
+    """(provider, variant) from the most to the least preferred; what takes minutes to start only where it is asked for."""
+    providers: list[_Provider] = ["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
+    for provider in providers:
         if settings.provider == provider or (settings.provider == "auto" and provider != ONNX_TENSORRT):
-            for variant in variants if settings.variant == "auto" else [settings.variant]:
+            for variant in _variants(provider, manifest) if settings.variant == "auto" else [settings.variant]:
                 yield provider, variant
+
+
+def _variants(provider: _Provider, manifest: Bundle) -> list[str]:
+    """What `auto` tries on a provider: export's choice and then fp32, which loses nothing; where there is none, a fixed order."""
+    if provider == "tensorrt":
+        return ["any"]
+    if provider == "onnxruntime_tensorrt":
+        return ["fp16"]
+    choice = manifest.choice.get(provider)
+    if choice:
+        return list(dict.fromkeys([choice.variant, "fp32"]))
+    return ["fp16", "fp32"] if provider == "cuda" else ["fp32"]
+
+
+def _why(settings: Settings, manifest: Bundle, actual: Execution) -> str:
+    if settings.variant != "auto":
+        return "asked for by name"
+    if actual.backend == "tensorrt":
+        return "the engine's own variant"
+    if actual.provider == "tensorrt":
+        return "the first that ONNX Runtime's TensorRT provider computes as it is"
+    choice = next((choice for provider, choice in manifest.choice.items() if provider == actual.provider), None)
+    if choice is None:
+        return f"{actual.provider} was not there at export, so nothing was chosen for it: the first of a fixed order"
+    if choice.variant == actual.variant:
+        return f"chosen at export. {choice.reason}"
+    return f"export chose {choice.variant} for {actual.provider}, which was passed over"
 
 
 def _open(
@@ -70,7 +103,9 @@ def _open(
     if reason:
         raise UnavailableError(f"{reason}.")
     if variant not in bundle.manifest.models:
-        raise UnavailableError(f"the bundle has no such variant, it has {', '.join(sorted(bundle.manifest.models))}.")
+        left_out = bundle.manifest.left_out.get(variant)
+        reason = f"; it was left out: {left_out}" if left_out else ""
+        raise UnavailableError(f"the bundle has no such variant, it has {', '.join(sorted(bundle.manifest.models))}{reason}.")
     runner = _open_onnx(settings, bundle, provider, variant)
     _require_agreement(certificate, runner.actual)
     return runner, None

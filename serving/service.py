@@ -23,7 +23,9 @@ from serving.connections import limit_connections
 from serving.front import Front
 from serving.inference import Inference
 from serving.monitoring import open_server_directory, tether_to_server
+from serving.packing import bento_labels
 from serving.settings import SettingsError, read_settings
+from slipway.errors import SlipwayError
 
 try:
     SETTINGS = read_settings()
@@ -48,6 +50,18 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
             return application
         limit_connections(inference())
         return Front(application, inference())
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """A bento's labels. BentoML reads them when it builds one and never else: where there is no certified bundle, none is built."""
+        try:
+            return bento_labels()
+        except SlipwayError as error:
+            raise BentoMLConfigException(f"no bento is built of what is not certified: {error}") from None
+
+    @labels.setter
+    def labels(self, _: dict[str, str]) -> None:
+        """BentoML sets an empty mapping when a service is made."""
 
     @property
     def doc(self) -> str:
@@ -107,4 +121,4 @@ class Slipway:
     async def __is_ready__(self) -> bool:
         return inference().model is not None
 
-    predict = predict_method(COLUMNS, lambda payload: inference().predict(payload))
+    predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))

@@ -20,7 +20,7 @@ PREFIX = "SLIPWAY_"
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, or `src` of a built bento
 
 Provider = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
-Variant = Literal["auto", "fp32", "fp16", "int8", "int8_tensorrt"]
+Variant = Literal["auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"]
 DEFAULT_BATCH_SIZE = 32  # of max_batch_size "auto": more than the queue usually holds, and quick to warm up
 
 
@@ -50,11 +50,20 @@ class Settings(BaseSettings):
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
+    keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
+    keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
+    keep_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: as long as there is room
 
-    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache")
+    @field_validator("keep_directory", mode="before")
     @classmethod
-    def _from_the_root(cls, path: Path) -> Path:
-        return ROOT / path
+    def _empty_is_unset(cls, path: Any) -> Any:
+        return path or None
+
+    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "keep_directory")
+    @classmethod
+    def _from_the_root(cls, path: Path | None) -> Path | None:
+        return ROOT / path if path else None
 
     def threads_per_worker(self) -> int:
         """Threads of one worker's ONNX Runtime."""

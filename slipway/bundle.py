@@ -3,6 +3,7 @@
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
 artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.canary_rows is 0
+artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
 
 A format version that is not known, a missing file or a changed byte is refused.
 """
@@ -10,9 +11,9 @@ A format version that is not known, a missing file or a changed byte is refused.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from slipway import files
 from slipway.calibration import Calibration
@@ -23,9 +24,11 @@ from slipway.input_contract import InputContract
 
 FORMAT_VERSION = 3
 MANIFEST = "bundle.json"
+CARD = "MODEL_CARD.md"
 SCORE_NAME = "outlier_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
+Provider = Literal["cpu", "cuda"]  # of ONNX Runtime
 
 
 class OutputContract(Contract):
@@ -58,12 +61,61 @@ class Metric(Contract):
     rows: int
 
 
+class Ratio(Contract):
+    """How many times as fast as fp32, measured in turns with it; above 1 is faster. The bounds are of the median over rounds."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Figures(Contract):
+    """What a variant was measured to be on one provider: answers on every validation row, speed on the machine that exported."""
+
+    metric: Metric  # accuracy, or RMSE for a numeric target
+    metric_loss: Metric  # against fp32 on the same rows: accuracy points, or relative growth of the RMSE; below 0 is a gain
+    max_difference: float  # from an answer of fp32
+    num_flipped: int  # rows whose label is not fp32's
+    batch_dependence: float  # largest change of an answer with the rows beside it in the batch
+    p50_ms: float  # one row
+    p99_ms: float | None  # null where there were fewer than 100 calls
+    rows_per_second: float  # at `batch_size`, the best one
+    batch_size: int
+    latency: Ratio
+    throughput: Ratio
+    bytes: int  # of the file
+    memory_bytes: int | None  # that loading it and one batch add to a process at most; null where that cannot be told
+    verdict: str  # why it was chosen, or why not
+
+
+class Choice(Contract):
+    """Which variant `auto` serves on a provider, by which goal, and the figures behind it."""
+
+    variant: str
+    max_metric_loss: float
+    prefer: Literal["fastest", "smallest"]
+    reason: str
+    figures: dict[str, Figures]  # by variant, of all that were measured on this provider
+    hardware: dict[str, str]
+
+
+class DataSource(Contract):
+    """The raw data, as dvc.lock knows it."""
+
+    path: str  # `data.path`
+    hash: str  # how DVC digests: "md5"
+    digest: str  # of a file, or, ending in ".dir", of the list of a folder's files with their digests
+    bytes: int | None  # null where DVC does not say
+    files: int | None  # in a folder; null for a file
+
+
 class Lineage(Contract):
     """Where a bundle comes from."""
 
     git_revision: str | None  # null outside a git work tree
     git_dirty: bool
     params: dict[str, Any]  # the sections of params.yaml that shaped it, up to export
+    data: DataSource | None  # that `clean` read; null where no pipeline of DVC's ran
     digests: dict[str, str]  # hex SHA-256 by path, of dvc.lock, weights and packed manifest as they were
 
 
@@ -77,12 +129,23 @@ class Bundle(Contract):
     output: OutputContract
     output_name: str
     max_batch_size: int
-    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_tensorrt"
+    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"
+    left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
+    choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
     canary: Canary | None  # null where export.canary_rows is 0
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     metrics: dict[str, Metric]  # on the test split, of the trained network
+    card_sha256: str | None  # hex, of MODEL_CARD.md; null where there is none
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it
+
+    @model_validator(mode="after")
+    def _choices_are_there(self) -> Self:
+        for provider, choice in self.choice.items():
+            unknown = sorted({choice.variant, *choice.figures} - set(self.models))
+            if unknown:
+                raise ValueError(f"choice.{provider} names {', '.join(unknown)}, models has {', '.join(sorted(self.models))}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -102,26 +165,32 @@ class LoadedBundle:
         """The graph of `variant`, the very bytes that were digested; BundleError if it is absent or altered."""
         if variant not in self.manifest.models:
             raise BundleError(f"{self.root} has no variant {variant!r}, it has {', '.join(sorted(self.manifest.models))}.")
-        return self._verified(self.manifest.models[variant])
+        model = self.manifest.models[variant]
+        return self._verified(model.file, model.sha256)
+
+    def card(self) -> str | None:
+        """The model card, Markdown, or None where the bundle has none; BundleError if it is absent or altered."""
+        return self._verified(CARD, self.manifest.card_sha256).decode() if self.manifest.card_sha256 else None
 
     def canary_rows(self) -> CanaryRows | None:
         """The canary rows, or None where the bundle has none; BundleError if their file is absent or altered."""
         canary = self.manifest.canary
-        return parse_canary(self._verified(canary), canary.rows) if canary else None
+        return parse_canary(self._verified(canary.file, canary.sha256), canary.rows) if canary else None
 
     def verify(self) -> None:
         """Check every file."""
         for variant in self.manifest.models:
             self.model_bytes(variant)
+        self.card()
         self.canary_rows()
 
-    def _verified(self, entry: ModelFile | Canary) -> bytes:
-        path = self.root / entry.file
+    def _verified(self, file: str, sha256: str) -> bytes:
+        path = self.root / file
         try:
             payload = path.read_bytes()
         except FileNotFoundError:
             raise BundleError(f"{path} is missing. Run `dvc repro export`, or copy the whole bundle again.") from None
-        if files.sha256_bytes(payload) != entry.sha256:
+        if files.sha256_bytes(payload) != sha256:
             raise BundleError(f"{path} was altered: its SHA-256 is not the one in {MANIFEST}. Run `dvc repro export`, or copy it again.")
         return payload
 

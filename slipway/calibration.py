@@ -19,7 +19,7 @@ from pydantic import Field
 
 from slipway import files
 from slipway.contract import Contract
-from slipway.errors import SchemaError
+from slipway.errors import IntegrityError, SchemaError
 
 _FIX = "Run `dvc repro evaluate`."
 
@@ -87,11 +87,14 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     files.write_json(path, calibration.model_dump(mode="json"))
 
 
-def read_calibration(path: Path) -> Calibration:
-    """Read `artifacts/calibration.json`; SchemaError if it is missing or not understood."""
+def read_calibration(path: Path, bundled: Calibration | None = None) -> Calibration:
+    """Read `artifacts/calibration.json`. SchemaError if it is missing or not understood, IntegrityError if a bundle has another one."""
     try:
-        return Calibration.model_validate(json.loads(path.read_bytes()))
+        calibration = Calibration.model_validate(json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. {_FIX}") from None
     except ValueError as error:  # pydantic's and json's are both ValueErrors
         raise SchemaError(f"{path} is not what the evaluate stage writes: {error}. {_FIX}") from error
+    if bundled not in (None, calibration):
+        raise IntegrityError(f"{path} is not the calibration of the bundle, whose sets and outliers would differ. Run `dvc repro export`.")
+    return calibration

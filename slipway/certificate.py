@@ -6,6 +6,7 @@ itself: refused when a single bit changed. That finds damage and edits, not an a
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ from slipway.bundle import LoadedBundle, Metric
 from slipway.contract import Contract
 from slipway.errors import CertificateError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")  # hops without which nothing is certified
 
 
 class Execution(Contract):
@@ -28,6 +30,23 @@ class Execution(Contract):
     variant: str  # the bundle's variant, or "weights" for torch
 
 
+class Allowed(Contract):
+    """What a hop was judged by; a bound that is null was not asked for."""
+
+    max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
+    max_score_difference: float | None  # of an outlier score, absolute
+    max_metric_loss: float | None  # points of accuracy and of macro F1, or relative growth of the RMSE
+
+
+class BatchCheck(Contract):
+    """The same rows once more in batches of another size, compared with the same reference."""
+
+    batch_size: int
+    rows: int  # every test row, or those that `verify.batch_seconds` left time for
+    max_difference: float | None  # null where it is not finite
+    flipped: int
+
+
 class Hop(Contract):
     """One way of running the model over the test rows, compared with the trained network."""
 
@@ -37,12 +56,16 @@ class Hop(Contract):
     requested: Execution
     actual: Execution | None  # null when not executed
     reference: str | None  # the hop it is compared with; null for the first
+    allowed: Allowed | None  # null for the first, and where nothing was compared
     rows: int
-    max_difference: float | None  # absolute, on probabilities or in the target's unit
-    mean_difference: float | None
+    max_difference: float | None  # absolute, on probabilities or in the target's unit, at whatever batch size it was largest
+    mean_difference: float | None  # at the largest batch
+    max_score_difference: float | None  # of an outlier score, absolute, as `max_difference`
     flipped: list[str]  # ids of the rows whose label changed
     worst_row: str | None  # id of the row with the largest difference
+    batches: list[BatchCheck]  # the largest last; empty for the first, and for HTTP, where requests make the batches
     metric: Metric | None  # accuracy, or RMSE for a numeric target
+    metric_changes: dict[str, Metric]  # by metric: this hop less the first on the same rows, with the paired interval
     latency_ms: float | None  # median for one row
     rows_per_second: float | None  # at the largest batch
 
@@ -50,7 +73,7 @@ class Hop(Contract):
 class Certificate(Contract):
     """All hops, the files they speak of and the machine they ran on."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
     metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
     bundle_digest: str  # hex SHA-256 of bundle.json
@@ -59,6 +82,14 @@ class Certificate(Contract):
     hops: list[Hop]
     hardware: dict[str, str]
     versions: dict[str, str]
+
+
+def first_fault(hops: Sequence[Hop]) -> Hop | None:
+    """The first hop that forbids a certificate: one that differs, or a required one that was not executed."""
+    for hop in hops:
+        if hop.status == "differs" or (hop.status == "not_executed" and hop.name in REQUIRED):
+            return hop
+    return None
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:

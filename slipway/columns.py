@@ -124,6 +124,12 @@ class ColumnContract(Contract):
 Cell = float | str | None  # a typed value: category as text, everything else as a number; None is missing
 
 
+def listed_rows(content: Mapping[str, Any]) -> list[Any] | None:
+    """The rows of an object whose only key is `rows`, with a list; None for one that is a row itself."""
+    rows = content.get("rows")
+    return rows if list(content) == ["rows"] and isinstance(rows, list) else None
+
+
 def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell]:
     """The typed cells of one JSON object; CellError naming the column and the rule that it breaks.
 

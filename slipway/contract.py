@@ -17,9 +17,14 @@ CLASSIFICATION_METRICS = (
     "f1_macro",
     "f1_micro",
     "f1_weighted",
+    "top_k_accuracy",
     "log_loss",
+    "brier",
+    "roc_auc",
+    "average_precision",
+    "calibration_error",
 )
-REGRESSION_METRICS = ("mse", "rmse", "mae", "r2")
+REGRESSION_METRICS = ("mse", "rmse", "mae", "r2", "median_error")
 
 
 def is_classification(task: Task) -> bool:

@@ -39,7 +39,7 @@ Operation = Literal[
     "cutmix_alpha",
 ]
 Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
-Variant = Literal["fp32", "fp16", "int8", "int8_tensorrt"]
+Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"]
 
 
 class _Section(BaseModel):
@@ -361,22 +361,44 @@ class EvaluateParams(_Section):
     """How the test split is measured and what is required of it."""
 
     batch_size: Positive
+    top_k: Positive  # of top_k_accuracy; without effect for a numeric target, and where there are no more classes
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
     confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals
     calibration: Literal["temperature", "none"]  # of probabilities, on validation rows
     coverage: Annotated[float, Field(gt=0, lt=1)]  # of rows whose prediction set or interval has to hold the truth
     outlier_share: Annotated[float, Field(gt=0, lt=1)]  # of ordinary rows that may be called outliers
     gates: dict[str, Gate]  # by metric; one that is missed fails the stage
+    slices: list[str]  # columns of the user's table that the test rows are also cut by; class, size, brightness and group always are
+    slice_min_rows: Annotated[int, Field(ge=2)]  # a slice with fewer is named, and not judged
+    slice_gates: dict[str, Gate]  # by metric, required of every slice that is judged
+    released: str | None  # folder of a released bundle to compare with on the same rows; null for none
+    released_max_loss: NotNegative  # accuracy points that may be lost against it, or relative growth of the RMSE
+
+    @model_validator(mode="after")
+    def _slices_are_named_once(self) -> Self:
+        twice = sorted({name for name in self.slices if self.slices.count(name) > 1})
+        if twice:
+            raise ValueError(f"slices names {', '.join(map(repr, twice))} more than once")
+        return self
+
+
+class GoalParams(_Section):
+    """What the service's `auto` is to serve, of all variants that fit a provider."""
+
+    max_metric_loss: NotNegative  # on validation rows, against fp32: accuracy points, or relative growth of the RMSE
+    prefer: Literal["fastest", "smallest"]  # among those that lose no more
 
 
 class ExportParams(_Section):
-    """The ONNX graphs that are made."""
+    """The ONNX graphs that are made, and which of them is chosen."""
 
+    purpose: str | None  # what the model is for and what not, for its card; null: the card says that nobody wrote it down
     opset: Annotated[int, Field(ge=18, le=24)]
     max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # largest batch the graphs and the service take
     variants: Annotated[list[Variant], Field(min_length=1)]
     calibration_rows: Positive  # training rows that int8 ranges are measured on
     canary_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows that travel in the bundle; 0 for none
+    goal: GoalParams
 
     @model_validator(mode="after")
     def _fp32_is_there(self) -> Self:
@@ -399,6 +421,7 @@ class VerifyParams(_Section):
 
     max_difference: Annotated[float, Field(gt=0)]  # torch to ONNX fp32, and ONNX to HTTP: absolute, on the outputs
     max_metric_loss: dict[Variant, Annotated[float, Field(ge=0)]]  # accuracy points lost, or relative growth of the RMSE
+    batch_seconds: Annotated[float, Field(gt=0)]  # that fp32 may answer for in each small batch size
     timing_rounds: Positive  # latency is the median of this many calls
 
 
@@ -447,7 +470,8 @@ class Params(_Section):
             problems.append(f"train.warmup_epochs is {self.train.warmup_epochs}, expected less than audit.epochs {self.audit.epochs}")
         problems += _asked_for_in_vain(self)
         problems += _loss_of_another_task(self.train, self.data.task)
-        problems += [_describe_gate(name, self.data.task) for name in self.evaluate.gates if name not in metric_names(self.data.task)]
+        for key, gates in (("gates", self.evaluate.gates), ("slice_gates", self.evaluate.slice_gates)):
+            problems += [_describe_gate(key, name, self.data.task) for name in gates if name not in metric_names(self.data.task)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -522,10 +546,10 @@ def _describe(detail: Any) -> str:
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
 
 
-def _describe_gate(name: str, task: Task) -> str:
+def _describe_gate(key: str, name: str, task: Task) -> str:
     close = difflib.get_close_matches(name, metric_names(task), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(metric_names(task))}"
-    return f"evaluate.gates names {name!r}, which is no metric of data.task {task!r}; {hint}"
+    return f"evaluate.{key} names {name!r}, which is no metric of data.task {task!r}; {hint}"
 
 
 def _known_keys(place: list[str]) -> list[str]:

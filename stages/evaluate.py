@@ -1,20 +1,30 @@
-"""evaluate: measure the trained network on the test split, in one process, and fail if a gate is missed."""
+"""evaluate: measure the trained network on the test split, as a whole and slice by slice, and fail if a gate is missed. In one process."""
 
+from functools import partial
 from pathlib import Path
 
 from slipway import files
 from slipway.calibration import write_calibration
 from slipway.command import run_stage
-from slipway.contract import is_classification
-from slipway.data.packed import open_split, read_manifest
+from slipway.data.archives import ArchiveLimits, unpacked
+from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.data.raw_columns import read_raw_columns
+from slipway.data.rows import SPLIT_ROWS, read_table
+from slipway.data.transform_table import TRANSFORM_TABLE
 from slipway.errors import SchemaError
-from slipway.metrics import Resampling, measure
-from slipway.params import Params
+from slipway.export.released import ask_released, open_released
+from slipway.metrics import Resampling
+from slipway.params import DataParams, Params
 from slipway.reports.calibration import Worth, uncalibrated
-from slipway.reports.console import interval, number, text_table
-from slipway.reports.evaluation import Evaluation, apply_gates, headlines, measure_without_leaked, raise_missed, write_evaluation
+from slipway.reports.evaluation import write_evaluation
 from slipway.reports.evaluation_page import evaluation_page
+from slipway.reports.evaluation_text import evaluation_text
+from slipway.reports.gates import raise_missed
+from slipway.reports.measuring import judge, measure_rows
 from slipway.reports.predictions import write_confusion, write_predictions
+from slipway.reports.release_comparison import ReleasedAnswers
+from slipway.reports.slice_record import write_slices
+from slipway.reports.slices import Dimension, built_in_dimensions, of_column
 from slipway.training.calibrating import Calibrator
 from slipway.training.curves import read_curves
 from slipway.training.networks import NetworkSpec, load_network
@@ -23,49 +33,62 @@ from slipway.training.prediction import default_device
 
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")
+SPLIT = Path("data/split")
 LIVE = Path("reports/live")
 CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 PREDICTIONS = Path("artifacts/predictions.parquet")
 METRICS = Path("metrics/evaluate.json")
 CONFUSION = Path("reports/confusion.csv")
+SLICES = Path("reports/slices.csv")
 PAGE = Path("reports/evaluate.html")
 
 
 def run(params: Params) -> None:
-    """Write the predictions, the metrics and the page, then judge the gates."""
+    """Write the predictions, the metrics, the slices and the page, then judge the gates."""
     wanted, device = params.evaluate, default_device()
     manifest = read_manifest(PACKED)
     train, val, test = (open_split(PACKED, manifest, split, verify=True) for split in ("train", "val", "test"))
     network = load_network(CHECKPOINT)
     _check_fit(network.spec, manifest.classes)
+    dimensions, released = _dimensions(params, test, manifest), _released(params, test, manifest)
     calibrator = Calibrator(network, wanted, params.seed, device)
     fitted, raw = calibrator.fit(train, val), calibrator.predict(test.inputs)
     answers = fitted.apply(network, raw)
-    outputs = answers.outputs
     resampling = Resampling(params.seed, wanted.bootstrap_samples, wanted.confidence)
-    metrics = measure(manifest.task, test.targets, outputs, resampling)
-    without = measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling)
-    before = uncalibrated(raw.answers) if is_classification(manifest.task) else None
-    worth = Worth(fitted.calibration, test.targets, answers, before, resampling)
-    evaluation = Evaluation(
-        manifest.task, manifest.classes, test.ids, test.sources, test.targets, outputs, metrics, test.leaked, without, worth
-    )
-    gates = apply_gates(wanted.gates, metrics)
+    worth = Worth(fitted.calibration, test.targets, answers, uncalibrated(raw.answers, manifest.task), resampling)
+    evaluation = measure_rows(test, manifest, worth, dimensions, released, wanted)
+    gates = judge(evaluation, wanted, resampling)
     write_calibration(CALIBRATION, fitted.calibration)
     save_outlier_score(OUTLIER_SCORE, fitted.score)
     write_predictions(PREDICTIONS, evaluation)
     write_confusion(CONFUSION, evaluation)
+    write_slices(SLICES, evaluation.slices)
     write_evaluation(METRICS, evaluation)
     about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
     files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about))
-    print(f"evaluate: {about}")
-    first = [(name, metrics[name]) for name in headlines(manifest.task)]
-    first += worth.metrics.items()
-    first += [(f"{name}_without_leaked", without[name]) for name in headlines(manifest.task) if name in without]
-    print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
-    print(f"  the worst errors: {PAGE}")
+    print(f"evaluate: {about}\n{evaluation_text(evaluation, wanted.top_k)}\n  the worst errors: {PAGE}")
     raise_missed(gates)
+
+
+def _dimensions(params: Params, test: PackedSplit, manifest: PackedManifest) -> list[Dimension]:
+    """Before the network answers: a name that is wrong is told at once."""
+    named = params.evaluate.slices
+    data = _raw_data(params) if named else params.data
+    columns = read_raw_columns(data, named, test.ids, test.sources, PACKED / "test" / TRANSFORM_TABLE)
+    built_in = built_in_dimensions(test, manifest, read_table(SPLIT / "rows.parquet", SPLIT_ROWS))
+    return [*built_in, *map(of_column, columns)]
+
+
+def _released(params: Params, test: PackedSplit, manifest: PackedManifest) -> ReleasedAnswers | None:
+    if params.evaluate.released is None:
+        return None
+    bundle = open_released(Path(params.evaluate.released), manifest)
+    return ask_released(bundle, test, PACKED, manifest, partial(_raw_data, params))
+
+
+def _raw_data(params: Params) -> DataParams:
+    return unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
 
 
 def _check_fit(spec: NetworkSpec, classes: list[str]) -> None:

@@ -1,27 +1,33 @@
-"""Trained network to bundle: one ONNX graph per variant in `export.variants`, and `bundle.json`."""
+"""Trained network to bundle: one ONNX graph per variant in `export.variants`, the leaderboard, and `bundle.json`."""
 
+from functools import partial
 from pathlib import Path
 
 from slipway import files
 from slipway.calibration import read_calibration
 from slipway.command import run_stage
 from slipway.data.packed import open_split, read_manifest
+from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.reports.evaluation import read_metrics
+from slipway.reports.leaderboard_page import leaderboard_page, leaderboard_text
 
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")
 METRICS = Path("metrics/evaluate.json")
 CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
+CLEAN, SPLIT = Path("reports/clean.json"), Path("reports/split.json")
 BUNDLE = Path("artifacts/bundle")
+LEADERBOARD = Path("reports/leaderboard.json")
+PAGE = Path("reports/leaderboard.html")
 
 
 def run(params: Params) -> None:
-    """Export, check and bundle."""
-    from slipway.export.bundling import ExportRows, Trained, report_table, write_bundle
-    from slipway.export.canary import choose_canary
+    """Export, check, measure, choose and bundle."""
+    from slipway.export.bundling import ExportRows, Trained, write_bundle
     from slipway.export.lineage import trace_lineage
+    from slipway.export.model_card import CardFacts, model_card, read_report
     from slipway.export.variants import calibration_rows
     from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network, read_model_card
@@ -38,17 +44,20 @@ def run(params: Params) -> None:
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
-    validation = open_split(PACKED, manifest, "val", verify=True)
     rows = ExportRows(
         calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
-        validation=validation.inputs,
-        canary=choose_canary(validation, params.seed, params.export.canary_rows),
+        validation=open_split(PACKED, manifest, "val", verify=True),
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
+    resampling = Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
+    clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
+    facts = CardFacts(card, calibration, trained.metrics, lineage, clean, split, evaluation)
     with files.new_directory(BUNDLE) as folder:
-        reports = write_bundle(folder, trained, rows, params.export, lineage)
-    print(report_table(reports))
+        board = write_bundle(folder, trained, rows, params.export, resampling, lineage, card=partial(model_card, facts))
+    files.write_json(LEADERBOARD, board.model_dump(mode="json"))
+    files.write_text(PAGE, leaderboard_page(board))
+    print(leaderboard_text(board))
 
 
 if __name__ == "__main__":

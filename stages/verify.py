@@ -5,24 +5,17 @@ from typing import TYPE_CHECKING
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
-from slipway.calibration import Calibration, read_calibration
-from slipway.certificate import Hop, write_certificate
-from slipway.columns import ColumnContract
+from slipway.calibration import read_calibration
+from slipway.certificate import first_fault, write_certificate
 from slipway.command import run_stage
 from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.sources import read_samples
-from slipway.data.table_source import read_json_rows
-from slipway.errors import ParityError
 from slipway.metrics import Resampling
 from slipway.params import Params
 from slipway.passport import PASSPORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from slipway.export.comparison import Comparison, TestRows
+    from slipway.export.comparison import Comparison
     from slipway.export.hops import Measured
-    from slipway.export.http_hop import Payload
 
 PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
@@ -33,6 +26,7 @@ ENGINE = Path("artifacts/engine")
 ENGINE_CACHE = Path(".work/engine_cache")  # where the service looks, too
 CERTIFICATE = Path("artifacts/certificate.json")
 METRICS = Path("metrics/verify.json")
+PAGE = Path("reports/verify.html")
 DRAFT = Path(".work/verify/certificate.json")
 NO_ENGINE = Path(".work/verify/no_engine")  # what was built on one machine is not what the certificate is for
 SERVICE_LOG = Path(".work/verify/service.log")
@@ -43,69 +37,52 @@ def run(params: Params) -> None:
     from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
+    from slipway.reports.verify_page import Answered, verify_page
     from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network
 
     bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()
-    network = calibrated(trained, _calibration(bundle), OUTLIER_SCORE)
+    network = calibrated(trained, read_calibration(CALIBRATION, bundle.manifest.calibration), OUTLIER_SCORE)
     rows = read_test_rows(PACKED, trained.spec.classes)
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
-    read = [
-        BUNDLE / "bundle.json",
-        CALIBRATION,
-        OUTLIER_SCORE,
-        CHECKPOINT / "model.json",
-        CHECKPOINT / "weights.safetensors",
-        PACKED / "manifest.json",
-    ]
+    read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
+    read += [CALIBRATION, OUTLIER_SCORE]
     digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
     through_tensorrt = [*runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE), runner.run_engine(ENGINE, engine_digest)]
     measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
-    hops = [hop for hop, _ in measured]
-    write_certificate(DRAFT, make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=True))
-    hops.append(_run_service(params, comparison, bundle, measured))
+    draft = make_certificate(bundle, [hop for hop, _ in measured], digests, engine_digest=engine_digest, draft=True)
+    write_certificate(DRAFT, draft)
+    measured.append(_run_service(params, comparison, bundle, measured))
 
+    hops = [hop for hop, _ in measured]
     certificate = make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=False)
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, summarise(certificate))
+    answers = {hop.name: answered.outputs for hop, answered in measured if answered}
+    shown = Answered(rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers)
+    files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
     print(hop_table(hops, rows.task))
     raise_if_refused(certificate, CERTIFICATE)
 
 
-def _calibration(bundle: LoadedBundle) -> Calibration:
-    calibration = read_calibration(CALIBRATION)
-    if bundle.manifest.calibration != calibration:
-        raise ParityError(f"{BUNDLE} has another calibration than {CALIBRATION}, so its sets would differ. Run `dvc repro export`.")
-    return calibration
-
-
-def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> Hop:
-    from slipway.export.certification import first_fault
+def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> "Measured":
+    from slipway.export.http_hop import raw_payloads
     from slipway.export.service_hop import ServiceHop, not_tried
     from slipway.export.service_process import serve_command
 
     fault = first_fault([hop for hop, _ in measured])
     if fault:
-        return not_tried(fault)
+        return not_tried(fault), None
     files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT, "SLIPWAY_REBUILT_ENGINE": NO_ENGINE}
     settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
-    return service.run(comparison, bundle, measured, _payloads(params, comparison.rows, bundle), params.verify)
-
-
-def _payloads(params: Params, rows: "TestRows", bundle: LoadedBundle) -> "Iterator[Payload]":
-    """The test rows as they lie in the raw data."""
-    from slipway.export.http_hop import original_payloads, row_payloads
-
-    wanted, contract = set(rows.sources), bundle.manifest.input
     data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
-    if isinstance(contract, ColumnContract):
-        return row_payloads(read_json_rows(data, contract.columns, wanted), rows)
-    return original_payloads(read_samples(data, wanted=wanted), rows)
+    payloads = raw_payloads(data, bundle.manifest.input, comparison.rows)
+    return service.run(comparison, bundle, measured, payloads, params.verify)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import nn
 
 from slipway.calibration import Calibration, Conformal, Outlier
 from slipway.training.calibrated import CalibratedNetwork
-from slipway.training.features import answer_and_features, last_layer
+from slipway.training.features import answer_and_features, telling_layer
 from slipway.training.outlier_score import fit_outlier_score
 
 CALIBRATION = Calibration(
@@ -22,7 +22,7 @@ CALIBRATION = Calibration(
 def calibrated(network: nn.Module, rows: NDArray[Any], temperature: float | None = 1.0) -> CalibratedNetwork:
     """The network with an outlier score that was fitted on (N, ...) `rows`."""
     taken = torch.from_numpy(np.array(rows))
-    layer = last_layer(network.eval(), taken[:1])
+    layer = telling_layer(network.eval(), taken[:1])
     with torch.inference_mode():
         features = answer_and_features(network, layer, taken)[1].numpy()
     return CalibratedNetwork(network, temperature, fit_outlier_score(layer, features)).eval()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from slipway.calibration import Calibration, read_calibration, write_calibration
 from slipway.calibration_fitting import fit_temperature, least_probability, softmax, upper_quantile
-from slipway.errors import SchemaError
+from slipway.errors import IntegrityError, SchemaError
 from tests.calibrations import CALIBRATION
 
 Float = NDArray[np.float64]
@@ -142,7 +142,9 @@ def test_a_calibration_is_read_as_it_was_written_and_refused_when_it_is_not_one(
     with pytest.raises(SchemaError, match="is missing"):
         read_calibration(path)
     write_calibration(path, CALIBRATION)
-    assert read_calibration(path) == CALIBRATION
+    assert read_calibration(path) == read_calibration(path, CALIBRATION) == CALIBRATION
+    with pytest.raises(IntegrityError, match="not the calibration of the bundle"):
+        read_calibration(path, with_threshold(0.3))
     path.write_text(path.read_text().replace('"temperature": 1.0', '"temperature": 0.0'))
     with pytest.raises(SchemaError, match="not what the evaluate stage writes"):
         read_calibration(path)

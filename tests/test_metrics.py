@@ -1,4 +1,11 @@
-"""Metrics: hand-computed cases, scikit-learn as the second opinion, intervals against brute force, refusals."""
+"""Metrics: hand-computed cases, scikit-learn as the second opinion, intervals against brute force, refusals.
+
+For ROC-AUC and average precision the second opinion is a slow one of our own, which has scikit-learn as the third: that
+refuses classes without rows. For the calibration error it is a loop over bins.
+"""
+
+import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,14 +15,24 @@ from sklearn import metrics as sklearn_metrics
 from slipway import metrics
 from slipway.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS
 from slipway.errors import MetricError
-from slipway.metrics import Resampling, classification_metrics, confusion_matrix, measure, regression_metrics, wilson_interval
+from slipway.metrics import (
+    Resampling,
+    classification_metrics,
+    confusion_matrix,
+    measure,
+    regression_metrics,
+    why_absent,
+    wilson_interval,
+)
+from slipway.reliability import calibration_errors, reliability_bins
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning"),
     pytest.mark.filterwarnings("ignore:A single label was found:UserWarning"),
 ]
-WILSON = ("accuracy", "precision_micro", "recall_micro", "f1_micro")
-FEW = Resampling(seed=1, num_samples=2, confidence=0.95)
+WILSON = ("accuracy", "precision_micro", "recall_micro", "recall_weighted", "f1_micro")
+FEW = Resampling(seed=1, num_samples=40, confidence=0.95)  # with so many one has rows of two classes
+TWO = Resampling(seed=1, num_samples=2, confidence=0.95)
 THOUSAND = Resampling(seed=1, num_samples=1000, confidence=0.95)
 TOLERANCE = 1e-12
 
@@ -25,10 +42,61 @@ def one_hot(labels: list[int], num_classes: int) -> NDArray[np.float64]:
 
 
 def random_case(generator: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Between 1 and 60 rows of 1 to 8 classes, often with classes that nobody has or predicts."""
-    num_rows, num_classes = int(generator.integers(1, 60)), int(generator.integers(1, 9))
+    """Between 1 and 60 rows of 1 to 12 classes, often with classes that nobody has or predicts, and with equal probabilities."""
+    num_rows, num_classes = int(generator.integers(1, 60)), int(generator.integers(1, 13))
     present = generator.choice(num_classes, size=int(generator.integers(1, num_classes + 1)), replace=False)
-    return generator.choice(present, size=num_rows), generator.dirichlet(np.full(num_classes, 0.3), size=num_rows)
+    targets = generator.choice(present, size=num_rows)
+    if generator.random() < 0.3:
+        return targets, generator.multinomial(4, np.full(num_classes, 1 / num_classes), size=num_rows) / 4
+    return targets, generator.dirichlet(np.full(num_classes, 0.3), size=num_rows)
+
+
+def own_against_others(
+    targets: NDArray[np.int64], probabilities: NDArray[np.float64]
+) -> list[tuple[NDArray[np.bool_], NDArray[np.float64]]]:
+    """For each class that a macro mean has: whether a row is of it, and its probability."""
+    num_classes = probabilities.shape[1]
+    sides = [(targets == k, probabilities[:, k]) for k in ([1] if num_classes == 2 else range(num_classes))]
+    return [(is_own, scores) for is_own, scores in sides if 0 < is_own.sum() < len(targets)]
+
+
+def slow_roc_auc(is_own: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
+    """Every pair of an own and another row."""
+    leads = scores[is_own][:, None] - scores[~is_own]
+    return float(np.mean((leads > 0) + 0.5 * (leads == 0)))
+
+
+def slow_average_precision(is_own: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
+    """Every threshold, from the highest on."""
+    total, recall = 0.0, 0.0
+    for threshold in np.unique(scores)[::-1]:
+        chosen = is_own[scores >= threshold]
+        total += (chosen.sum() / is_own.sum() - recall) * chosen.mean()
+        recall = chosen.sum() / is_own.sum()
+    return total
+
+
+def slow_calibration_error(targets: NDArray[np.int64], probabilities: NDArray[np.float64]) -> float:
+    """Every bin of every row."""
+    confidences, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == targets
+    bins: dict[int, list[int]] = {}
+    for row, confidence in enumerate(confidences):
+        bins.setdefault(15 * int((confidences < confidence).sum()) // len(confidences), []).append(row)
+    return float(sum(len(rows) / len(targets) * abs(confidences[rows].mean() - right[rows].mean()) for rows in bins.values()))
+
+
+def slow_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64], top_k: int) -> dict[str, float]:
+    """What scikit-learn has not, or not for every case here."""
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
+    distances = [sum((p - (k == target)) ** 2 for k, p in enumerate(row)) for row, target in zip(probabilities, targets, strict=True)]
+    scores = {"brier": np.mean(distances), "calibration_error": slow_calibration_error(targets, probabilities)}
+    if top_k < probabilities.shape[1]:
+        scores["top_k_accuracy"] = np.mean([target in row for row, target in zip(best, targets, strict=True)])
+    sides = own_against_others(targets, probabilities)
+    if sides:
+        scores["roc_auc"] = np.mean([slow_roc_auc(*side) for side in sides])
+        scores["average_precision"] = np.mean([slow_average_precision(*side) for side in sides])
+    return {name: float(value) for name, value in scores.items()}
 
 
 def sklearn_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64]) -> dict[str, float]:
@@ -50,9 +118,44 @@ def test_classification_metrics_are_those_of_scikit_learn(num_cases: int) -> Non
     generator = np.random.default_rng(2)
     for _ in range(num_cases):
         targets, probabilities = random_case(generator)
-        found = classification_metrics(targets, probabilities, FEW)
+        found = classification_metrics(targets, probabilities, TWO, names=sklearn_names())
         for name, expected in sklearn_scores(targets, probabilities).items():
             assert abs(found[name].value - expected) <= TOLERANCE, (name, targets, probabilities)
+
+
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_metrics_of_probabilities_are_those_of_slow_and_simple_code(num_cases: int) -> None:
+    generator = np.random.default_rng(12)
+    for _ in range(num_cases):
+        targets, probabilities = random_case(generator)
+        top_k = int(generator.integers(1, 6))
+        found = classification_metrics(targets, probabilities, FEW, top_k=top_k)
+        expected = slow_scores(targets, probabilities, top_k)
+        assert found.keys() == {*sklearn_names(), *expected}, (targets, probabilities)
+        for name, value in expected.items():
+            assert abs(found[name].value - value) <= TOLERANCE, (name, targets, probabilities)
+
+
+def sklearn_names() -> set[str]:
+    return set(CLASSIFICATION_METRICS) - {"top_k_accuracy", "brier", "roc_auc", "average_precision", "calibration_error"}
+
+
+def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
+    generator = np.random.default_rng(13)
+    for _ in range(20):
+        targets, probabilities = random_case(generator)
+        num_classes = probabilities.shape[1]
+        for is_own, scores in own_against_others(targets, probabilities):
+            assert abs(slow_roc_auc(is_own, scores) - sklearn_metrics.roc_auc_score(is_own, scores)) <= TOLERANCE
+            assert abs(slow_average_precision(is_own, scores) - sklearn_metrics.average_precision_score(is_own, scores)) <= TOLERANCE
+        if num_classes > 2:
+            # Of equal probabilities scikit-learn prefers the last class, we the first.
+            turned = sklearn_metrics.top_k_accuracy_score(num_classes - 1 - targets, probabilities[:, ::-1], k=2, labels=range(num_classes))
+            labels = list(range(num_classes))
+            brier = sklearn_metrics.brier_score_loss(targets, probabilities, labels=labels, scale_by_half=False)
+            found = slow_scores(targets, probabilities, top_k=2)
+            assert abs(found["top_k_accuracy"] - turned) <= TOLERANCE
+            assert abs(found["brier"] - brier) <= TOLERANCE
 
 
 @pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
@@ -77,13 +180,15 @@ def test_regression_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
         num_rows = int(generator.integers(2, 60))
         targets = generator.normal(scale=10.0, size=num_rows)
         values = targets + generator.normal(size=num_rows)
-        found = regression_metrics(targets, values, FEW)
+        found = regression_metrics(targets, values, TWO)
         expected = {
             "mse": sklearn_metrics.mean_squared_error(targets, values),
             "rmse": sklearn_metrics.root_mean_squared_error(targets, values),
             "mae": sklearn_metrics.mean_absolute_error(targets, values),
             "r2": sklearn_metrics.r2_score(targets, values),
+            "median_error": sklearn_metrics.median_absolute_error(targets, values),
         }
+        assert found.keys() == expected.keys()
         assert all(abs(found[name].value - value) <= TOLERANCE * max(1, abs(value)) for name, value in expected.items())
 
 
@@ -142,8 +247,79 @@ def test_float32_input_is_measured_in_float64() -> None:
 
 
 def test_every_name_of_a_task_is_measured_and_no_other() -> None:
-    assert tuple(measure("image_classification", [0, 1], one_hot([0, 1], 2), FEW)) == CLASSIFICATION_METRICS
+    assert tuple(measure("image_classification", [0, 1, 2], one_hot([0, 1, 2], 3), FEW, top_k=2)) == CLASSIFICATION_METRICS
     assert tuple(measure("image_regression", [0.0, 1.0], [[0.0], [2.0]], FEW)) == REGRESSION_METRICS
+
+
+# metrics of probabilities
+
+
+def test_probabilities_measured_by_hand() -> None:
+    targets, probabilities = [0, 1, 2, 0], [[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]]
+    found = classification_metrics(targets, probabilities, FEW, top_k=2)
+    assert found["top_k_accuracy"].value == 0.5  # of the last two rows the right class is the third
+    assert found["brier"].value == pytest.approx((0.38 + 0.38 + 0.98 + 0.98) / 4)
+    # class 0: the own 0.5 ties with 0.5 and leads 0.3, the own 0.2 leads none; class 1: 0.5 leads all; class 2: 0.2 ties twice
+    assert found["roc_auc"].value == pytest.approx((1.5 / 4 + 1 + 1 / 3) / 3)
+    assert found["average_precision"].value == pytest.approx(((0.5 * 1 / 2 + 0.5 * 2 / 4) + 1 + 1 / 4) / 3)
+    assert found["calibration_error"].value == pytest.approx(0)  # half of the rows are right, each with a confidence of a half
+
+
+def test_of_two_classes_the_second_is_ranked() -> None:
+    targets, probabilities = [0, 1, 1], [[0.5, 0.495], [0.6, 0.4], [0.2, 0.8]]  # rows that sum to almost 1
+    found = classification_metrics(targets, probabilities, FEW)
+    assert found["roc_auc"].value == 0.5
+    assert found["average_precision"].value == pytest.approx((1 + 2 / 3) / 2)
+
+
+def test_a_class_without_rows_is_left_out_of_the_mean_of_the_rankings() -> None:
+    targets, probabilities = [0, 0, 1, 1], [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.2, 0.7, 0.1]]
+    found = classification_metrics(targets, probabilities, FEW)
+    assert found["roc_auc"].value == pytest.approx((1 + 0.5) / 2)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 5])
+def test_rows_of_one_class_have_no_ranking_and_no_nan(num_classes: int) -> None:
+    found = classification_metrics([0, 0, 0], np.full((3, num_classes), 1 / num_classes), FEW, top_k=1)
+    assert not {"roc_auc", "average_precision"} & found.keys()
+    assert ("top_k_accuracy" in found) == (num_classes > 1)
+    json.dumps([metric.model_dump() for metric in found.values()], allow_nan=False)
+
+
+def test_what_is_absent_has_a_reason() -> None:
+    for targets, num_classes, top_k in (([0, 0], 3, 2), ([0, 1], 2, 2), ([0, 1], 2, 9), ([0, 1, 2], 4, None), ([0, 1], 3, 1)):
+        found = classification_metrics(targets, np.full((len(targets), num_classes), 1 / num_classes), FEW, top_k=top_k)
+        reasons = why_absent("table_classification", targets, num_classes, top_k)
+        assert reasons.keys() == set(CLASSIFICATION_METRICS) - found.keys()
+    assert "with 2 classes the best 9" in why_absent("table_classification", [0, 1], 2, 9)["top_k_accuracy"]
+    assert why_absent("table_regression", [0.5, 0.5], 0, 3) == {}
+
+
+def test_the_best_class_is_the_accuracy() -> None:
+    targets, probabilities = np.array([0, 1, 2, 2]), np.array([[0.4, 0.4, 0.2], [0.4, 0.4, 0.2], [0.3, 0.3, 0.4], [1, 0, 0]])
+    found = classification_metrics(targets, probabilities, FEW, top_k=1)
+    assert found["top_k_accuracy"] == found["accuracy"]
+
+
+def test_the_order_of_rows_changes_no_value() -> None:
+    targets, probabilities = random_case(np.random.default_rng(14))
+    turned = classification_metrics(targets[::-1], probabilities[::-1], FEW, top_k=2)
+    for name, metric in classification_metrics(targets, probabilities, FEW, top_k=2).items():
+        assert turned[name].value == pytest.approx(metric.value, abs=TOLERANCE)
+
+
+def test_bins_of_confidence_hold_every_row_once() -> None:
+    generator = np.random.default_rng(15)
+    confidences, hits = generator.random(200), generator.random(200) < 0.5
+    bins = reliability_bins(confidences, hits)
+    assert [bin.rows for bin in bins] == [13 + (k % 3 == 0) for k in range(15)]
+    assert all(before.high < after.low for before, after in pairwise(bins))
+    error = sum(bin.rows * abs(bin.confidence - bin.accuracy) for bin in bins) / 200
+    assert calibration_errors(confidences, hits, np.ones((1, 200)))[0] == pytest.approx(error)
+
+
+def test_equal_confidences_share_a_bin() -> None:
+    assert [bin.rows for bin in reliability_bins(np.array([1.0] * 31 + [0.5] * 10), np.ones(41, dtype=bool))] == [10, 31]
 
 
 # intervals
@@ -169,7 +345,8 @@ def test_intervals_of_counts_are_those_of_resampling_rows_one_by_one() -> None:
 def test_a_resample_that_misses_a_class_is_not_held_against_a_perfect_network() -> None:
     targets = [0, 1, 2, 3] * 2  # a resample of 8 rows misses one of 4 classes more often than not
     found = classification_metrics(targets, one_hot(targets, 4), THOUSAND)
-    assert [(found[name].low, found[name].high) for name in ("f1_macro", "precision_macro", "recall_macro")] == [(1, 1)] * 3
+    names = ("f1_macro", "precision_macro", "recall_macro", "roc_auc", "average_precision")
+    assert [(found[name].low, found[name].high) for name in names] == [(1, 1)] * 5
 
 
 @pytest.mark.parametrize(
@@ -199,9 +376,63 @@ def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say() -> Non
     generator, covered = np.random.default_rng(7), 0
     for trial in range(300):
         right = generator.random(200) < 0.8
-        found = classification_metrics(np.zeros(200), one_hot([0 if hit else 1 for hit in right], 2), Resampling(trial, 400, 0.9))
+        outputs, resampling = one_hot([0 if hit else 1 for hit in right], 2), Resampling(trial, 400, 0.9)
+        found = classification_metrics(np.zeros(200), outputs, resampling, names=["balanced_accuracy"])
         covered += found["balanced_accuracy"].low <= 0.8 <= found["balanced_accuracy"].high
     assert 0.85 <= covered / 300 <= 0.95
+
+
+@pytest.mark.parametrize("name", ["log_loss", "brier", "roc_auc", "average_precision"])
+def test_intervals_are_those_of_measuring_resampled_rows_one_by_one(name: str) -> None:
+    generator = np.random.default_rng(16)
+    targets = generator.integers(3, size=25)
+    probabilities = generator.multinomial(10, np.ones(3) / 3, size=25) / 10
+    found = classification_metrics(targets, probabilities, Resampling(17, 200, 0.8), names=[name])[name]
+    rows = np.random.default_rng(17).integers(25, size=(200, 25))
+    measured = [classification_metrics(targets[chosen], probabilities[chosen], FEW, names=[name]) for chosen in rows]
+    samples = [one[name].value for one in measured if name in one]
+    assert [found.low, found.high] == pytest.approx(np.quantile(samples, [0.1, 0.9]).tolist(), abs=TOLERANCE)
+
+
+def test_a_resample_of_one_class_is_left_out_of_the_interval_of_a_ranking() -> None:
+    found = classification_metrics([0, 1], [[0.9, 0.1], [0.2, 0.8]], THOUSAND)["roc_auc"]
+    assert (found.value, found.low, found.high) == (1, 1, 1)
+    with pytest.raises(MetricError, match="none of 1 resamples has rows of two classes"):
+        classification_metrics([0, 1], [[0.9, 0.1], [0.2, 0.8]], Resampling(seed=0, num_samples=1, confidence=0.9))
+
+
+def calibrated(generator: np.random.Generator, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Answers that are right exactly as often as they say."""
+    probabilities = generator.dirichlet(np.ones(3), size=num_rows)
+    return (generator.random((num_rows, 1)) > probabilities.cumsum(axis=1)[:, :2]).sum(axis=1), probabilities
+
+
+def test_the_interval_of_a_calibration_error_holds_that_of_a_calibrated_network_where_percentiles_do_not() -> None:
+    generator, held, by_percentiles, name = np.random.default_rng(18), 0, 0, "calibration_error"
+    for trial in range(60):
+        targets, probabilities = calibrated(generator, 200)
+        resampling = Resampling(trial, 200, 0.95)
+        found = classification_metrics(targets, probabilities, resampling, names=[name])[name]
+        assert 0 <= found.low <= found.value <= found.high
+        held += found.low == 0
+        samples = metrics._samples(metrics.ClassAnswers(targets, probabilities, None), [name], resampling)[name]
+        by_percentiles += metrics.percentiles(samples, 0.95)[0] < 0.005
+    assert held >= 54
+    assert by_percentiles == 0
+
+
+def test_the_interval_of_the_calibration_error_of_an_overconfident_network_is_above_0() -> None:
+    targets, probabilities = calibrated(np.random.default_rng(19), 1000)
+    sharper = probabilities**3 / (probabilities**3).sum(axis=1, keepdims=True)
+    found = classification_metrics(targets, sharper, THOUSAND, names=["calibration_error"])["calibration_error"]
+    assert 0.1 < found.low < found.value < found.high < 0.4
+
+
+def test_an_interval_does_not_depend_on_what_else_is_measured() -> None:
+    targets, probabilities = random_case(np.random.default_rng(11))
+    whole = classification_metrics(targets, probabilities, THOUSAND, top_k=2)
+    for name, metric in whole.items():
+        assert classification_metrics(targets, probabilities, THOUSAND, top_k=2, names=[name]) == {name: metric}
 
 
 def test_an_interval_is_a_pure_function_of_the_seed() -> None:
@@ -219,12 +450,14 @@ def test_more_confidence_gives_a_wider_interval_around_the_same_value() -> None:
     assert wide.low < narrow.low < narrow.value == wide.value < narrow.high < wide.high
 
 
-def test_many_classes_are_resampled_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = np.arange(300)
-    probabilities = np.eye(300)[(targets + (targets % 3 == 0)) % 300]
-    whole = classification_metrics(targets, probabilities, THOUSAND)
+def test_resampling_in_bounded_memory_changes_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(20)
+    targets, probabilities = generator.integers(30, size=100), generator.dirichlet(np.ones(30), size=100)
+    whole = classification_metrics(targets, probabilities, Resampling(1, 100, 0.95), top_k=2)
+    values = regression_metrics(targets, probabilities[:, 0], Resampling(1, 100, 0.95))
     monkeypatch.setattr(metrics, "_CHUNK_NUMBERS", 1000)
-    assert classification_metrics(targets, probabilities, THOUSAND)["f1_macro"] == whole["f1_macro"]
+    assert classification_metrics(targets, probabilities, Resampling(1, 100, 0.95), top_k=2) == whole
+    assert regression_metrics(targets, probabilities[:, 0], Resampling(1, 100, 0.95)) == values
 
 
 # refusals
@@ -249,6 +482,11 @@ def test_what_is_no_classification_is_refused(targets: list[float], probabilitie
     with pytest.raises(MetricError) as caught:
         classification_metrics(targets, probabilities, FEW)
     assert text in str(caught.value)
+
+
+def test_a_metric_of_another_task_is_refused() -> None:
+    with pytest.raises(MetricError, match="rmse: no metric of this task"):
+        measure("image_classification", [0, 1], one_hot([0, 1], 2), FEW, names=["accuracy", "rmse"])
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"compile__optimal_batch_size": 512}, "compile.optimal_batch_size is 512, above export.max_batch_size 256"),
         ({"export__variants": ["fp16"], "compile__variant": "fp16"}, "lacks 'fp32'"),
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
-        ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_tensorrt']"),
+        ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']"),
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
         ({"audit__folds": 1}, "folds is 1, expected 0 for no audit, or at least 2"),
         ({"audit__folds": 5, "audit__epochs": 2}, "train.warmup_epochs is 2.0, expected less than audit.epochs 2"),
@@ -123,6 +123,9 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__class_weights": "some"}, "train.class_weights"),
         ({"train__learning_rate": "fast"}, "train.learning_rate: found 'fast'"),
         ({"clean__max_pixels": 200_000_000}, "clean.max_pixels: found 200000000"),
+        ({"evaluate__slice_gates": {"acuracy": {"min": 0.5, "max": None}}}, "evaluate.slice_gates names 'acuracy'"),
+        ({"evaluate__slices": ["age", "place", "age"]}, "slices names 'age' more than once"),
+        ({"evaluate__slice_min_rows": 1}, "evaluate.slice_min_rows: found 1"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
     ],
 )

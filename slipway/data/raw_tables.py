@@ -8,6 +8,7 @@ import csv
 import io
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ EXACT_INTEGERS = 2**53  # up to here a float64 holds every whole number
 _INDEX_NAME = r"\s*|__index_level_\d+__|Unnamed: \d+"  # as pandas writes its row index into files, and reads it back
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
+_PARQUET_FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError, OverflowError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,23 @@ def is_row_index(name: str) -> bool:
     return re.fullmatch(_INDEX_NAME, name) is not None
 
 
-def read_raw_table(path: Path) -> RawTable:
-    """Read a `.csv`, `.parquet` or `.pq` file whole; DataError if it cannot be."""
-    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+def read_raw_table(path: Path, only: Collection[str] | None = None) -> RawTable:
+    """Read a `.csv`, `.parquet` or `.pq` file, whole or `only` these of its columns; DataError if it cannot be."""
+    return _read_csv(path, only) if path.suffix.lower() == ".csv" else _read_parquet(path, only)
 
 
-def _read_csv(path: Path) -> RawTable:
+def column_names(path: Path) -> list[str]:
+    """The columns of such a file in their order; DataError if it cannot be read."""
+    if path.suffix.lower() == ".csv":
+        return [name.strip() for name in _header(path, _payload(path))[1]]
+    try:
+        names: list[str] = pq.read_schema(path).names
+    except _PARQUET_FAULTS as error:
+        raise _unreadable_parquet(path, error) from error
+    return names
+
+
+def _read_csv(path: Path, only: Collection[str] | None) -> RawTable:
     payload = _payload(path)
     delimiter, names = _header(path, payload)
     malformed: list[tuple[int, str]] = []
@@ -85,7 +98,8 @@ def _read_csv(path: Path) -> RawTable:
             raise _unreadable_csv(path, again) from again
     kept = np.ones(table.num_rows + len(malformed), bool)
     kept[[number for number, _ in malformed]] = False
-    columns = {name.strip(): _text_column(name.strip(), table.column(index)) for index, name in enumerate(names)}
+    wanted = [index for index, name in enumerate(names) if only is None or name.strip() in only]
+    columns = {names[index].strip(): _text_column(names[index].strip(), table.column(index)) for index in wanted}
     return RawTable(columns, np.flatnonzero(kept), malformed)
 
 
@@ -149,25 +163,30 @@ def _check_names(path: Path, names: list[str]) -> None:
         raise DataError(f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. Rename or remove the others.")
 
 
-def _read_parquet(path: Path) -> RawTable:
+def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
     try:
         file = pq.ParquetFile(path, pre_buffer=False)
-        table = file.read(use_threads=False)
+        table = file.read(columns=None if only is None else list(only), use_threads=False)
         if table.num_rows != file.metadata.num_rows:  # pyarrow does not compare them
             raise pa.ArrowInvalid(f"it has {table.num_rows} rows and says that it has {file.metadata.num_rows}")
         table.validate(full=True)  # a damaged file may hold text that is none
         _check_names(path, table.schema.names)
-        columns = {name: _stored_column(name, table.column(index)) for index, name in enumerate(table.schema.names)}
-    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError, OverflowError, ValueError) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again.") from error
+        columns = {name: stored_column(name, table.column(index)) for index, name in enumerate(table.schema.names)}
+    except _PARQUET_FAULTS as error:
+        raise _unreadable_parquet(path, error) from error
     return RawTable(columns, np.arange(table.num_rows), [])
 
 
-def _stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
+def _unreadable_parquet(path: Path, error: Exception) -> DataError:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DataError(f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again.")
+
+
+def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
+    """A typed column as its distinct cells and the code of each row."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _stored_column(name, column.cast(kind.value_type))
+        return stored_column(name, column.cast(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return _text_column(name, column.cast(pa.string()))
     if pa.types.is_boolean(kind):

@@ -1,13 +1,14 @@
-"""A trained network to a bundle: every variant made, checked and put on disk, the manifest last.
+"""A trained network to a bundle: every variant made, measured and put on disk, one chosen, the manifest last.
 
 Refused: everything that `graph` and `variants` refuse. Nothing here names a network, so any torch module
 of the right signature can be exported.
 """
 
-import statistics
+import math
 import tempfile
-import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.bundle import CARD, FORMAT_VERSION, Bundle, Choice, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
 from slipway.calibration import Answers, Calibration
 from slipway.canary import Canary
 from slipway.contract import Task, is_classification
-from slipway.data.packed import Inputs
-from slipway.export.canary import ChosenRows, write_canary
+from slipway.data.packed import PackedSplit
+from slipway.export.canary import choose_canary, write_canary
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
+from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
-from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, refuse_broken, run_in_batches
+from slipway.export.quantization import largest_batch
+from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, run_in_batches, why_left_out
 from slipway.input_contract import InputContract, input_name
+from slipway.metrics import Resampling
 from slipway.params import ExportParams
-from slipway.reports.console import number, size, text_table
-from slipway.runtime import Runner, open_onnx
+from slipway.reports.leaderboard_page import Attempt, Leaderboard
+from slipway.runtime import open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
+WriteCard = Callable[[Mapping[str, ModelFile], Mapping[str, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
-_TIMED_CALLS = 20
 
 
 @dataclass(frozen=True)
@@ -56,62 +60,84 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """(rows, ...) as the network takes them: training rows to calibrate on, validation rows to check on and some to bundle."""
+    """Training rows (rows, ...) as the network takes them, to calibrate on, and the validation split, to check and choose on."""
 
     calibration: NDArray[Any]
-    validation: Inputs
-    canary: ChosenRows | None = None
+    validation: PackedSplit
 
 
-@dataclass(frozen=True)
-class VariantReport:
-    """One line of the table that the stage prints."""
+def write_bundle(
+    root: Path,
+    trained: Trained,
+    rows: ExportRows,
+    params: ExportParams,
+    resampling: Resampling,
+    lineage: Lineage,
+    effort: Effort = FULL,
+    card: WriteCard | None = None,
+) -> Leaderboard:
+    """Fill the folder `root` with a bundle of every variant in `params` that has something to gain, and of the choice among them.
 
-    variant: str
-    num_bytes: int
-    max_difference: float  # from fp32, on the validation rows
-    latency_ms: float  # median for one row on the CPU
-
-
-def write_bundle(root: Path, trained: Trained, rows: ExportRows, params: ExportParams, lineage: Lineage) -> list[VariantReport]:
-    """Fill the folder `root` with a bundle of every variant in `params`.
+    `card` writes its model card; None for none.
 
     ParityError where torch and fp32 differ by more than 1e-5, or where a variant is broken.
     """
     fp32 = _export_fp32(trained, rows, params)
-    reference = run_in_batches(_open(fp32, "fp32"), rows.validation, params.max_batch_size)
+    loss = _Loss(fp32, trained, rows.validation, resampling)
     models: dict[str, ModelFile] = {}
-    reports: list[VariantReport] = []
+    left_out: dict[str, str] = {}
+    attempts: dict[str, list[Attempt]] = {}
     for variant in params.variants:
-        graph = _make(variant, fp32, trained, rows, root)
-        reports.append(_check(variant, graph, reference, trained, rows))
+        with tempfile.TemporaryDirectory(dir=root) as scratch:  # the quantizer writes files of its own
+            if reason := why_left_out(variant, fp32, Path(scratch)):
+                left_out[variant] = reason
+                continue
+            graph, tried = make_variant(variant, fp32, rows.calibration, Path(scratch), loss, params.goal.max_metric_loss)
+        attempts |= {variant: tried} if len(tried) > 1 else {}
         path = root / f"model_{variant}.onnx"
-        files.write_bytes(path, graph)
+        files.write_bytes(path, _described(variant, graph, trained))
         models[variant] = describe_model(path, PRECISION[variant], MEANT_FOR[variant])
-    precisions: dict[str, str] = {variant: model.precision for variant, model in models.items()}
-    canary = write_canary(
-        root, rows.canary, precisions, lambda variant: _open((root / models[variant].file).read_bytes(), variant), params.max_batch_size
-    )
-    write_manifest(root, _manifest(trained, params, models, canary, lineage))
-    return reports
+    contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
+    board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
+    canary = write_canary(root, choose_canary(rows.validation, resampling.seed, params.canary_rows), models, params.max_batch_size)
+    manifest = _manifest(trained, params, models, board, canary, lineage)
+    if card is not None:
+        text = card(models, board.choice).encode()
+        files.write_bytes(root / CARD, text)
+        manifest = manifest.model_copy(update={"card_sha256": files.sha256_bytes(text)})
+    write_manifest(root, manifest)
+    return board
 
 
-def report_table(reports: list[VariantReport]) -> str:
-    """What the stage prints."""
-    rows = [[line.variant, size(line.num_bytes), number(line.max_difference), number(line.latency_ms)] for line in reports]
-    return text_table(["variant", "size", "max difference", "ms, 1 row on the CPU"], rows)
+class _Loss:
+    """What a graph loses against the fp32 one on the validation rows; infinite for answers that are none."""
+
+    def __init__(self, fp32: bytes, trained: Trained, validation: PackedSplit, resampling: Resampling) -> None:
+        self._fp32, self._trained, self._validation, self._resampling = fp32, trained, validation, resampling
+
+    def __call__(self, graph: bytes) -> float:
+        found = self._answers(graph)
+        if not all(np.isfinite(numbers).all() for numbers in found):
+            return math.inf
+        return metric_loss(self._trained.task, self._validation.targets, self._reference, found.outputs, self._resampling).value
+
+    @cached_property
+    def _reference(self) -> NDArray[np.float32]:
+        return self._answers(self._fp32).outputs
+
+    def _answers(self, graph: bytes) -> Answers:
+        runner = open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0)
+        return run_in_batches(runner, self._validation.inputs, largest_batch(graph))
 
 
 def _export_fp32(trained: Trained, rows: ExportRows, params: ExportParams) -> bytes:
     graph = export_graph(trained.network, trained.input, trained.output, opset=params.opset, max_batch_size=params.max_batch_size)
     sizes = sorted({batch for batch in _PARITY_BATCH_SIZES if batch < params.max_batch_size} | {params.max_batch_size})
-    prove_parity(trained.network, graph, rows.validation, batch_sizes=sizes, max_difference=_PARITY)
+    prove_parity(trained.network, graph, rows.validation.inputs, batch_sizes=sizes, max_difference=_PARITY)
     return graph
 
 
-def _make(variant: str, fp32: bytes, trained: Trained, rows: ExportRows, root: Path) -> bytes:
-    with tempfile.TemporaryDirectory(dir=root) as scratch:  # the quantizer writes files of its own
-        graph = make_variant(variant, fp32, rows.calibration, Path(scratch))
+def _described(variant: str, graph: bytes, trained: Trained) -> bytes:
     graph = describe_graph(
         graph,
         variant=variant,
@@ -124,26 +150,9 @@ def _make(variant: str, fp32: bytes, trained: Trained, rows: ExportRows, root: P
     return graph
 
 
-def _check(variant: str, graph: bytes, reference: Answers, trained: Trained, rows: ExportRows) -> VariantReport:
-    runner = _open(graph, variant)
-    difference = refuse_broken(variant, runner, reference, rows.validation, trained.output)
-    return VariantReport(variant, len(graph), difference, _latency_ms(runner, rows.validation[:1]))
-
-
-def _open(graph: bytes, variant: str) -> Runner:
-    return open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=0)
-
-
-def _latency_ms(runner: Runner, row: NDArray[Any]) -> float:
-    def timed() -> float:
-        start = time.perf_counter()
-        runner.run(np.ascontiguousarray(row))
-        return time.perf_counter() - start
-
-    return statistics.median(timed() for _ in range(_TIMED_CALLS)) * 1000
-
-
-def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], canary: Canary | None, lineage: Lineage) -> Bundle:
+def _manifest(
+    trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, canary: Canary | None, lineage: Lineage
+) -> Bundle:
     return Bundle(
         format_version=FORMAT_VERSION,
         task=trained.task,
@@ -154,8 +163,11 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         max_batch_size=params.max_batch_size,
         models=models,
         canary=canary,
+        left_out=board.left_out,
+        choice=board.choice,
         calibration=trained.calibration,
         metrics=trained.metrics,
+        card_sha256=None,
         lineage=lineage,
         versions=package_versions(),
     )

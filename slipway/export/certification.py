@@ -9,14 +9,12 @@ from typing import Any, Literal
 
 from slipway import files
 from slipway.bundle import LoadedBundle
-from slipway.certificate import FORMAT_VERSION, Certificate, Hop
+from slipway.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
 from slipway.contract import Task
 from slipway.errors import ParityError
 from slipway.export.comparison import headline
 from slipway.export.lineage import describe_hardware, package_versions
-from slipway.reports.console import number, text_table
-
-_REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")
+from slipway.reports.console import interval, number, text_table
 
 
 def make_certificate(
@@ -24,7 +22,7 @@ def make_certificate(
 ) -> Certificate:
     """The certificate of these hops: a draft while HTTP is missing, else certified or refused."""
     agreeing = {hop.name for hop in hops if hop.status == "agrees"}
-    is_certified = first_fault(hops) is None and agreeing.issuperset(_REQUIRED)
+    is_certified = first_fault(hops) is None and agreeing.issuperset(REQUIRED)
     verdict: Literal["certified", "refused"] = "certified" if is_certified else "refused"
     return Certificate(
         format_version=FORMAT_VERSION,
@@ -39,14 +37,6 @@ def make_certificate(
     )
 
 
-def first_fault(hops: list[Hop]) -> Hop | None:
-    """The first hop that forbids a certificate: one that differs, or a required one that was not executed."""
-    for hop in hops:
-        if hop.status == "differs" or (hop.status == "not_executed" and hop.name in _REQUIRED):
-            return hop
-    return None
-
-
 def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]:
     """Hex SHA-256 by path of every file the hops read."""
     models = {(bundle.root / model.file).as_posix(): model.sha256 for model in bundle.manifest.models.values()}
@@ -59,7 +49,7 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
         return
     hop = first_fault(certificate.hops)
     if hop is None:
-        absent = ", ".join(name for name in _REQUIRED if name not in {hop.name for hop in certificate.hops})
+        absent = ", ".join(name for name in REQUIRED if name not in {hop.name for hop in certificate.hops})
         raise ParityError(f"nothing ran as {absent}, without which there is no certificate. Run `dvc repro export`.")
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
@@ -68,10 +58,21 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
 
 def hop_table(hops: list[Hop], task: Task) -> str:
     """One line per hop, for a terminal."""
-    columns = ["hop", "status", "rows", "max difference", "flipped", headline(task), "ms, 1 row", "rows/s"]
-    lines = [text_table(columns, [_line(hop) for hop in hops])]
+    metric = headline(task)
+    columns = ["hop", "status", "rows", "max difference", "flipped", metric, "change", "its interval", "ms, 1 row", "rows/s"]
+    lines = [text_table(columns, [_line(hop, metric) for hop in hops])]
     lines += [f"{hop.name}: {hop.reason}" for hop in hops if hop.status != "agrees"]
+    lines += [f"{hop.name}: {cut}" for hop in hops for cut in cut_batches(hop)]
     return "\n".join(lines)
+
+
+def cut_batches(hop: Hop) -> list[str]:
+    """The batch sizes in which `verify.batch_seconds` left no time for every row."""
+    return [
+        f"in batches of {check.batch_size} it answered {check.rows} of {hop.rows} rows, in verify.batch_seconds"
+        for check in hop.batches
+        if check.rows < hop.rows
+    ]
 
 
 def summarise(certificate: Certificate) -> dict[str, Any]:
@@ -92,15 +93,35 @@ def _numbers(hop: Hop, metric: str) -> dict[str, str | float]:
         "flipped": len(hop.flipped),
         "max_difference": hop.max_difference,
         metric: hop.metric.value if hop.metric else None,
+        **_change(hop, metric),
         "latency_ms": hop.latency_ms,
         "rows_per_second": hop.rows_per_second,
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _line(hop: Hop) -> list[str]:
+def _change(hop: Hop, metric: str) -> dict[str, float]:
+    change = hop.metric_changes.get(metric)
+    return {f"{metric}_change": change.value, f"{metric}_change_low": change.low, f"{metric}_change_high": change.high} if change else {}
+
+
+def _line(hop: Hop, metric: str) -> list[str]:
     if not hop.rows:
-        return [hop.name, hop.status.replace("_", " "), *[""] * 6]
-    measured = (hop.max_difference, None, hop.metric.value if hop.metric else None, hop.latency_ms, hop.rows_per_second)
-    difference, _, metric, latency, speed = ("" if value is None else number(value) for value in measured)
-    return [hop.name, hop.status, str(hop.rows), difference, str(len(hop.flipped)) if hop.reference else "", metric, latency, speed]
+        return [hop.name, hop.status.replace("_", " "), *[""] * 8]
+    change = hop.metric_changes.get(metric)
+    return [
+        hop.name,
+        hop.status,
+        str(hop.rows),
+        _optional(hop.max_difference),
+        str(len(hop.flipped)) if hop.reference else "",
+        _optional(hop.metric.value if hop.metric else None),
+        _optional(change.value if change else None),
+        interval(change) if change else "",
+        _optional(hop.latency_ms),
+        _optional(hop.rows_per_second),
+    ]
+
+
+def _optional(value: float | None) -> str:
+    return "" if value is None else number(value)

@@ -1,7 +1,8 @@
 """One way of running the model against another, over the same rows: is it still the same model?
 
 Pure arithmetic on answers that were already measured. Answers that are not finite, of another shape
-or from another execution than the requested one never agree.
+or from another execution than the requested one never agree. Metrics are compared row by row with those of the first hop: the interval
+of a change tells how much of it other test rows could undo.
 """
 
 from dataclasses import dataclass
@@ -11,16 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.bundle import Metric
-from slipway.certificate import Execution, Hop
+from slipway.certificate import Allowed, BatchCheck, Execution, Hop
 from slipway.contract import Task, is_classification
 from slipway.data.packed import Inputs, open_split, read_manifest
 from slipway.errors import MetricError, SchemaError
-from slipway.metrics import Resampling, classification_metrics, regression_metrics
+from slipway.metrics import Resampling, measure
+from slipway.paired import paired_difference
+
+_PER_CLASS = "f1_macro"  # the accuracy hides what happens to a rare class
+_ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 
 
 def headline(task: Task) -> str:
     """The metric that hops are compared by."""
     return "accuracy" if is_classification(task) else "rmse"
+
+
+def compared_metrics(task: Task) -> tuple[str, ...]:
+    """The metrics whose change is in the certificate, the headline first."""
+    return ("accuracy", _PER_CLASS, "log_loss") if is_classification(task) else ("rmse", "mae")
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,15 @@ def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
 
 
 @dataclass(frozen=True)
+class BatchAnswers:
+    """What one hop answered to the first `len(outputs)` rows, so many in a batch."""
+
+    batch_size: int
+    outputs: NDArray[np.float32]  # these two as in `Measurement`
+    scores: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What one hop answered and how fast."""
 
@@ -57,6 +76,7 @@ class Measurement:
     batch_noise: float = 0.0  # how far this runtime's own answers differ between batch sizes, as fp16's do on a GPU
     scores: NDArray[np.float32] | None = None  # (rows,) outlier scores
     score_noise: float = 0.0  # as `batch_noise`, of the scores
+    batches: tuple[BatchAnswers, ...] = ()  # the largest last, whose answers are `outputs`; empty where requests make the batches
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,8 @@ class Tolerance:
 
     `max_difference` is absolute on probabilities, relative to the largest answer (where above 1) on values,
     and with it every label has to be equal; outlier scores are as values. `noise` is absolute and comes on top; a label may flip where the
-    two best probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE.
+    two best probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE; for classes the
+    macro F1 may not have lost more either, even at the mild end of its interval: one row of a rare class proves nothing, all of them do.
     """
 
     max_difference: float | None = None
@@ -80,12 +101,14 @@ class Comparison:
     def __init__(self, rows: TestRows, resampling: Resampling) -> None:
         self.rows = rows
         self._resampling = resampling
+        self._origin: NDArray[np.float32] | None = None  # answers of the first hop
 
     def first(self, name: str, requested: Execution, measured: Measurement) -> Hop:
-        """The hop that the others are compared with. It differs only if it does not answer, or is not what was requested."""
+        """The hop whose metrics all others' are compared with. It differs only if it does not answer, or is not what was requested."""
         metric, problems = self._metric(measured.outputs)
+        self._origin = measured.outputs if metric else None
         problems += _changed_execution(requested, measured.actual)
-        return self._hop(name, None, requested, measured, metric, None, problems)
+        return self._hop(name, None, requested, measured, metric, {}, None, problems)
 
     def against(
         self, name: str, requested: Execution, measured: Measurement, reference: tuple[Hop, Measurement], tolerance: Tolerance
@@ -96,50 +119,66 @@ class Comparison:
             found = f"answers of shape {measured.outputs.shape}, expected {expected.outputs.shape}"
             return failed(name, requested, found, before.name, measured.actual)
         metric, problems = self._metric(measured.outputs)
-        distances = self._distances(measured.outputs, expected.outputs)
-        problems += _changed_execution(requested, measured.actual) + self._beyond(distances, expected, tolerance)
-        problems += _scores_beyond(measured, expected, tolerance)
-        problems += self._lost(metric, before.metric, tolerance)
-        return self._hop(name, before.name, requested, measured, metric, distances, problems)
+        changes = self._changes(measured.outputs) if metric else {}
+        distances = self._distances(measured, expected)
+        allowed = self._allowed(expected, tolerance)
+        problems += _changed_execution(requested, measured.actual) + _beyond(distances, allowed, tolerance.noise)
+        problems += _score_beyond(distances.score, allowed)
+        problems += self._lost(metric, before.metric, changes, allowed)
+        return self._hop(name, before.name, requested, measured, metric, changes, (distances, allowed), problems)
 
     def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
-        measure = classification_metrics if is_classification(self.rows.task) else regression_metrics
+        name = headline(self.rows.task)
         try:
-            return measure(self.rows.targets, outputs, self._resampling)[headline(self.rows.task)], []
+            return measure(self.rows.task, self.rows.targets, outputs, self._resampling, names=[name])[name], []
         except MetricError as error:
             return None, [str(error).rstrip(".")]
 
-    def _distances(self, found: NDArray[np.float32], expected: NDArray[np.float32]) -> "_Distances":
+    def _changes(self, outputs: NDArray[np.float32]) -> dict[str, Metric]:
+        """How far each metric moved from the first hop's, row against row; none where the first has no answers."""
+        if self._origin is None or self._origin.shape != outputs.shape:
+            return {}
+        return {name: self._change(name, self._origin, outputs) for name in compared_metrics(self.rows.task)}
+
+    def _change(self, metric: str, before: NDArray[np.float32], after: NDArray[np.float32]) -> Metric:
+        found = paired_difference(self.rows.task, metric, self.rows.targets, before, after, self._resampling)
+        return Metric(value=found.difference, low=found.low, high=found.high, confidence=found.confidence, rows=found.rows)
+
+    def _distances(self, found: Measurement, expected: Measurement) -> "_Distances":
+        """Over every batch size that was tried."""
+        runs = [self._distance(run.outputs, expected.outputs, run.batch_size) for run in found.batches]
+        main = runs[-1] if runs else self._distance(found.outputs, expected.outputs, None)
+        return _Distances(main, runs, _score_distance(found, expected))
+
+    def _distance(self, found: NDArray[np.float32], expected: NDArray[np.float32], batch_size: int | None) -> "_Distance":
+        expected = expected[: len(found)]
         differences = np.abs(found.astype(np.float64) - expected)
         differences = np.where(np.isfinite(differences), differences, np.inf)  # NaN would compare as no difference
         is_flipped = found.argmax(axis=1) != expected.argmax(axis=1)  # one column never flips
         worst = self.rows.ids[int(differences.max(axis=1).argmax())]
-        flipped = [self.rows.ids[row] for row in np.flatnonzero(is_flipped)]
-        leads = [float(np.subtract(*np.sort(row)[[-1, -2]])) for row in expected[is_flipped]]
-        return _Distances(float(differences.max()), float(differences.mean()), flipped, leads, worst)
+        leads = {self.rows.ids[row]: float(np.subtract(*np.sort(expected[row])[[-1, -2]])) for row in np.flatnonzero(is_flipped)}
+        return _Distance(float(differences.max()), float(differences.mean()), leads, worst, len(found), batch_size)
 
-    def _beyond(self, distances: "_Distances", expected: Measurement, tolerance: Tolerance) -> list[str]:
-        if tolerance.max_difference is None:
-            return []
+    def _allowed(self, expected: Measurement, tolerance: Tolerance) -> Allowed:
         scale = 1.0 if is_classification(self.rows.task) else max(1.0, float(np.abs(expected.outputs).max()))
-        problems, most = [], tolerance.max_difference * scale + tolerance.noise
-        if not distances.largest <= most:
-            problems.append(f"the largest difference is {distances.largest:.3g}, expected at most {most:.3g}")
-        num_flipped = sum(not lead <= 2 * tolerance.noise for lead in distances.leads)
-        if num_flipped:
-            problems.append(f"{num_flipped} labels flipped, expected none")
-        return problems
+        score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
+        strict = tolerance.max_difference
+        return Allowed(
+            max_difference=None if strict is None else strict * scale + tolerance.noise,
+            max_score_difference=None if strict is None else strict * score_scale + tolerance.score_noise,
+            max_metric_loss=tolerance.max_metric_loss,
+        )
 
-    def _lost(self, found: Metric | None, expected: Metric | None, tolerance: Tolerance) -> list[str]:
-        budget = tolerance.max_metric_loss
+    def _lost(self, found: Metric | None, expected: Metric | None, changes: dict[str, Metric], allowed: Allowed) -> list[str]:
+        budget = allowed.max_metric_loss
         if budget is None or found is None or expected is None:
             return []
         if is_classification(self.rows.task):
             loss, what = expected.value - found.value, "accuracy points lost"
         else:
             loss, what = (found.value - expected.value) / max(expected.value, 1e-12), "relative growth of the RMSE"
-        is_within = loss <= budget + 1e-12  # 0.98 - 0.97 is above 0.01 in binary
-        return [] if is_within else [f"{loss:.4g} {what} (from {expected.value:.4f} to {found.value:.4f}), expected at most {budget:g}"]
+        problems = [f"{loss:.4g} {what} (from {expected.value:.4f} to {found.value:.4f}), expected at most {budget:g}"]
+        return (problems if not loss <= budget + _ROUNDING else []) + _class_lost(changes.get(_PER_CLASS), budget)
 
     def _hop(
         self,
@@ -148,9 +187,11 @@ class Comparison:
         requested: Execution,
         measured: Measurement,
         metric: Metric | None,
-        distances: "_Distances | None",
+        changes: dict[str, Metric],
+        compared: "tuple[_Distances, Allowed] | None",
         problems: list[str],
     ) -> Hop:
+        distances, allowed = compared or (None, None)
         return Hop(
             name=name,
             status="differs" if problems else "agrees",
@@ -158,24 +199,77 @@ class Comparison:
             requested=requested,
             actual=measured.actual,
             reference=reference,
+            allowed=allowed,
             rows=len(self.rows.ids),
-            max_difference=_finite(distances.largest) if distances else None,
-            mean_difference=_finite(distances.mean) if distances else None,
-            flipped=distances.flipped if distances else [],
-            worst_row=distances.worst_row if distances else None,
+            max_difference=_finite(distances.worst.largest) if distances else None,
+            mean_difference=_finite(distances.main.mean) if distances else None,
+            max_score_difference=_finite(distances.score) if distances and distances.score is not None else None,
+            flipped=list(distances.leads) if distances else [],
+            worst_row=distances.worst.worst_row if distances else None,
+            batches=distances.checks() if distances else [],
             metric=metric,
+            metric_changes=changes,
             latency_ms=measured.latency_ms,
             rows_per_second=measured.rows_per_second,
         )
 
 
 @dataclass(frozen=True)
-class _Distances:
+class _Distance:
+    """Between two hops' answers to the same rows."""
+
     largest: float
     mean: float
-    flipped: list[str]
-    leads: list[float]  # of the best over the second best probability before, for each flipped row
+    leads: dict[str, float]  # of the best over the second best probability before, by the id of each flipped row
     worst_row: str
+    rows: int
+    batch_size: int | None  # None where requests make the batches
+
+    def check(self, batch_size: int) -> BatchCheck:
+        return BatchCheck(batch_size=batch_size, rows=self.rows, max_difference=_finite(self.largest), flipped=len(self.leads))
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """The same between all answers, and for each batch size that was tried."""
+
+    main: _Distance
+    runs: list[_Distance]
+    score: float | None  # the largest of an outlier score; None where none were measured
+
+    @property
+    def worst(self) -> _Distance:
+        """The run with the largest difference."""
+        return max([self.main, *self.runs], key=lambda run: run.largest)
+
+    @property
+    def leads(self) -> dict[str, float]:
+        """Of the rows that flipped in any run."""
+        return {row: lead for run in [self.main, *self.runs] for row, lead in run.leads.items()}
+
+    def checks(self) -> list[BatchCheck]:
+        return [run.check(run.batch_size) for run in self.runs if run.batch_size is not None]
+
+
+def _beyond(distances: _Distances, allowed: Allowed, noise: float) -> list[str]:
+    if allowed.max_difference is None:
+        return []
+    problems, worst = [], distances.worst
+    if not worst.largest <= allowed.max_difference:
+        found = f"the largest difference is {worst.largest:.3g}, expected at most {allowed.max_difference:.3g}"
+        problems.append(found if worst.largest == distances.main.largest else f"{found} (in batches of {worst.batch_size})")
+    num_flipped = sum(not lead <= 2 * noise for lead in distances.leads.values())
+    if num_flipped:
+        problems.append(f"{num_flipped} labels flipped, expected none")
+    return problems
+
+
+def _class_lost(change: Metric | None, budget: float) -> list[str]:
+    """Whether the macro F1 fell by more than the budget, whatever test rows were drawn."""
+    if change is None or -change.high <= budget + _ROUNDING:
+        return []
+    least = f"{-change.high:.4g} at the mild end of its {change.confidence * 100:g} % interval"
+    return [f"{-change.value:.4g} points of macro F1 lost, {least}, expected at most {budget:g}: some class is hardly found any more"]
 
 
 def failed(name: str, requested: Execution, reason: str, reference: str | None = None, actual: Execution | None = None) -> Hop:
@@ -197,12 +291,16 @@ def _without_answers(name: str, status: str, requested: Execution, reason: str, 
             "requested": requested,
             "actual": actual,
             "reference": reference,
+            "allowed": None,
             "rows": 0,
             "max_difference": None,
             "mean_difference": None,
+            "max_score_difference": None,
             "flipped": [],
             "worst_row": None,
+            "batches": [],
             "metric": None,
+            "metric_changes": {},
             "latency_ms": None,
             "rows_per_second": None,
         }
@@ -214,17 +312,23 @@ def _changed_execution(requested: Execution, actual: Execution) -> list[str]:
     return [f"{name}: {getattr(requested, name)} was requested, {getattr(actual, name)} ran" for name in fields]
 
 
-def _scores_beyond(measured: Measurement, expected: Measurement, tolerance: Tolerance) -> list[str]:
-    """Scores that were not measured, in a comparison of other things, do not count; of those that were, every row does."""
-    if measured.scores is None or expected.scores is None:
+def _score_distance(found: Measurement, expected: Measurement) -> float | None:
+    """The largest difference of an outlier score in any batch size; None where scores were not measured, as of other things."""
+    if found.scores is None or expected.scores is None:
+        return None
+    runs = [found.scores, *(run.scores for run in found.batches if run.scores is not None)]
+    largest = [float(np.abs(scores.astype(np.float64) - expected.scores[: len(scores)]).max()) for scores in runs]
+    return float(np.max(np.where(np.isfinite(largest), largest, np.inf)))  # NaN would compare as no difference
+
+
+def _score_beyond(largest: float | None, allowed: Allowed) -> list[str]:
+    if largest is None:
         return []
-    if not np.isfinite(measured.scores).all():
-        return [f"{int((~np.isfinite(measured.scores)).sum())} outlier scores are not finite"]
-    if tolerance.max_difference is None:
+    if not np.isfinite(largest):
+        return ["outlier scores are not finite"]
+    if allowed.max_score_difference is None or largest <= allowed.max_score_difference:
         return []
-    largest = float(np.abs(measured.scores.astype(np.float64) - expected.scores).max())
-    most = tolerance.max_difference * max(1.0, float(expected.scores.max())) + tolerance.score_noise
-    return [] if largest <= most else [f"the largest difference of an outlier score is {largest:.3g}, expected at most {most:.3g}"]
+    return [f"the largest difference of an outlier score is {largest:.3g}, expected at most {allowed.max_score_difference:.3g}"]
 
 
 def _finite(value: float) -> float | None:

@@ -2,7 +2,7 @@
 
 What is not there (no GPU, no engine) becomes a hop with the status `not_executed` and the reason. What is
 there and refused or broken becomes a hop that differs. Columns are compared by the names that the bundle
-gives them, so permuted labels are seen here.
+gives them, so permuted labels are seen here. fp32 answers in small batches as well: a graph may depend on its batch.
 """
 
 import statistics
@@ -21,7 +21,7 @@ from slipway.calibration import Answers
 from slipway.certificate import Execution, Hop
 from slipway.data.packed import Inputs
 from slipway.errors import BundleError, SlipwayError, UnavailableError
-from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
+from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.graph import torch_answers
 from slipway.export.variants import PRECISION, run_in_batches
 from slipway.params import VerifyParams
@@ -30,12 +30,14 @@ from slipway.runtime import ONNX_TENSORRT, Runner, open_engine, open_onnx, open_
 from slipway.training.calibrated import CalibratedNetwork
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
+_SMALL_BATCHES = (1, 2, 7)  # as export tries, and as requests may come
 _WARM_UP_CALLS = 3
 _THROUGHPUT_CALLS = 5
 _SERVED_BATCHES = (1, 2, 4, 8)  # what the HTTP hop's connections make of single rows
 _NOISE_ROWS = 512
 _THROUGHPUT_BUDGET_S = 3.0  # a large network on a CPU takes seconds for one batch
 Measured = tuple[Hop, Measurement | None]
+EngineOpener = Callable[[Path, LoadedBundle, str | None], Runner]
 
 
 class TorchRunner:
@@ -82,19 +84,17 @@ class HopRunner:
             opener = partial(self._open_onnx_tensorrt, variant, engine, cache)
             yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, opener)
 
-    def run_engine(self, root: Path, digest: str | None = None) -> Measured:
+    def run_engine(self, root: Path, digest: str | None = None, opener: EngineOpener = open_engine) -> Measured:
         """The TensorRT engine in `root`, whose passport has `digest`. One that does not fit differs: it must not be served."""
         receipt = read_receipt(root)
         if receipt:
             return not_executed(f"tensorrt/{receipt.requested.variant}", receipt.requested, receipt.reason), None
         requested = read_passport(root).requested
-        return self._run(f"tensorrt/{requested.variant}", requested, lambda: open_engine(root, self._bundle, digest))
+        return self._run(f"tensorrt/{requested.variant}", requested, lambda: opener(root, self._bundle, digest))
 
     def _run(self, name: str, requested: Execution, opener: Callable[[], Runner]) -> Measured:
-        rows, manifest = self._comparison.rows, self._bundle.manifest
         try:
-            measured = measure(opener(), rows, manifest.max_batch_size, self._params.timing_rounds)
-            measured = replace(measured, outputs=in_order_of(rows.classes, manifest.output.labels, measured.outputs))
+            measured = self._measure(opener(), requested)
         except UnavailableError as error:
             return not_executed(name, requested, str(error)), None
         except SlipwayError as error:
@@ -103,6 +103,15 @@ class HopRunner:
 
     def _open_onnx_tensorrt(self, variant: str, engine: Path, cache: Path) -> Runner:
         return open_onnx_tensorrt(self._bundle, variant, read_request(engine).profile, cache, num_threads=0)
+
+    def _measure(self, runner: Runner, requested: Execution) -> Measurement:
+        """Columns in the network's order. fp32 promises the same answers in any batch, so it answers in several sizes."""
+        rows, manifest, largest = self._comparison.rows, self._bundle.manifest, self._bundle.manifest.max_batch_size
+        measured = measure(runner, rows, largest, self._params.timing_rounds)
+        small = in_small_batches(runner, rows.inputs, largest, self._params.batch_seconds) if requested.variant == "fp32" else []
+        runs = [*small, BatchAnswers(largest, measured.outputs, measured.scores)]
+        ordered = tuple(replace(run, outputs=in_order_of(rows.classes, manifest.output.labels, run.outputs)) for run in runs)
+        return replace(measured, outputs=ordered[-1].outputs, batches=ordered)
 
     def _onnx_opener(self, requested: Execution) -> Callable[[], Runner]:
         return lambda: open_onnx(
@@ -123,7 +132,7 @@ class HopRunner:
 def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: int) -> Measurement:
     """Answers for all rows in order, the median latency of one row, and the speed at the largest batch."""
     row, batch = rows.inputs[:1], np.ascontiguousarray(rows.inputs[np.arange(largest_batch) % len(rows.inputs)])
-    answers = run_in_batches(runner, rows.inputs, largest_batch)
+    answers = answers_of_all(runner, rows.inputs, largest_batch)
     for _ in range(_WARM_UP_CALLS):
         runner.run(row)
     latency = statistics.median(_seconds(runner, row) for _ in range(timing_rounds))
@@ -133,6 +142,28 @@ def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: i
     noise, score_noise = (0.0, 0.0) if runner.actual.provider == "cpu" else batch_noise(runner, rows.inputs, answers, largest_batch)
     speed = largest_batch / statistics.median(whole)
     return Measurement(runner.actual, answers.outputs, latency * 1000, speed, noise, answers.scores, score_noise)
+
+
+def answers_of_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
+    """To all rows in order. Fewer rows than a batch are repeated to fill one, so that a batch of that size is really answered."""
+    if len(inputs) >= batch_size:
+        return run_in_batches(runner, inputs, batch_size)
+    outputs, scores = runner.run(np.ascontiguousarray(inputs[np.arange(batch_size) % len(inputs)]))
+    return Answers(outputs[: len(inputs)], scores[: len(inputs)])
+
+
+def in_small_batches(runner: Runner, inputs: Inputs, largest_batch: int, seconds: float) -> list[BatchAnswers]:
+    """Answers in batches of 1, 2 and 7; for each size to as many rows, from the first, as are begun within `seconds`."""
+    return [BatchAnswers(size, *_run_for(seconds, runner, inputs, size)) for size in _SMALL_BATCHES if size < largest_batch]
+
+
+def _run_for(seconds: float, runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
+    end, answers = time.monotonic() + seconds, []
+    for start in range(0, len(inputs), batch_size):
+        if answers and time.monotonic() >= end:
+            break
+        answers.append(runner.run(np.ascontiguousarray(inputs[start : start + batch_size])))
+    return Answers(*(np.concatenate(part) for part in zip(*answers, strict=True)))
 
 
 def batch_noise(runner: Runner, inputs: Inputs, answers: Answers, largest_batch: int) -> tuple[float, float]:

@@ -23,8 +23,12 @@ from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
 from slipway.columns import ColumnContract
 from slipway.data.samples import RawSample
+from slipway.data.sources import read_samples
+from slipway.data.table_source import read_json_rows
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import Measurement, TestRows
+from slipway.input_contract import InputContract
+from slipway.params import DataParams
 
 _CONNECTIONS = 8
 _CHUNK_ROWS = 256  # payloads held in memory at a time
@@ -58,6 +62,14 @@ class ServiceMeasurement:
 
     alone: Measurement  # each row in a request of its own
     together: Measurement | None  # several rows in a request; None for images, of which a request holds one
+
+
+def raw_payloads(data: DataParams, contract: InputContract, rows: TestRows) -> Iterator[Payload]:
+    """The test rows as they lie in the raw data: encoded images, or rows of a table as JSON objects."""
+    wanted = set(rows.sources)
+    if isinstance(contract, ColumnContract):
+        return row_payloads(read_json_rows(data, contract.columns, wanted), rows)
+    return original_payloads(read_samples(data, wanted=wanted), rows)
 
 
 def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[Payload]:

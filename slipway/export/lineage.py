@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from slipway import files
-from slipway.bundle import Lineage
+from slipway.bundle import DataSource, Lineage
 from slipway.cores import num_cores
 from slipway.errors import SchemaError, UnavailableError
 from slipway.runtime import this_machine, why_unavailable
@@ -28,7 +28,15 @@ def trace_lineage(params: dict[str, Any], paths: list[Path], lock: Path = Path("
     revision = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE) if revision else None
     digests = {path.as_posix(): files.sha256_file(path) for path in paths}
-    return Lineage(git_revision=revision, git_dirty=bool(changes), params=params, digests={**digests, **_locked_stages(lock)})
+    stages = _locked_stages(lock)
+    locked = {f"{lock.name}#{stage}": files.digest_json(entry) for stage, entry in stages.items()}
+    return Lineage(
+        git_revision=revision,
+        git_dirty=bool(changes),
+        params=params,
+        data=_raw_data(stages, params),
+        digests={**digests, **locked},
+    )
 
 
 def package_versions() -> dict[str, str]:
@@ -54,13 +62,25 @@ def describe_hardware() -> dict[str, str]:
     return hardware
 
 
-def _locked_stages(lock: Path) -> dict[str, str]:
+def _raw_data(stages: dict[str, Any], params: dict[str, Any]) -> DataSource | None:
+    """What DVC's entry of `clean` says of `data.path`; None where it has none."""
+    path = params.get("data", {}).get("path")
+    for dependency in stages.get("clean", {}).get("deps", []):
+        kind = dependency.get("hash", "md5")
+        if dependency.get("path") == path and kind in dependency:
+            size, count = dependency.get("size"), dependency.get("nfiles")
+            return DataSource(path=path, hash=kind, digest=dependency[kind], bytes=size, files=count)
+    return None
+
+
+def _locked_stages(lock: Path) -> dict[str, Any]:
     if not lock.exists():
         return {}
     content = yaml.safe_load(lock.read_text())
     if not isinstance(content, dict) or not isinstance(content.get("stages"), dict):
         raise SchemaError(f"{lock} has no stages, expected the file that dvc writes. Restore it with git, or remove it.")
-    return {f"{lock.name}#{stage}": files.digest_json(entry) for stage, entry in content["stages"].items()}
+    stages: dict[str, Any] = content["stages"]
+    return stages
 
 
 def _git(*arguments: str) -> str | None:

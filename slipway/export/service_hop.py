@@ -32,8 +32,8 @@ class ServiceHop:
 
     def run(
         self, comparison: Comparison, bundle: LoadedBundle, before: list[Measured], payloads: Iterator[Payload], params: VerifyParams
-    ) -> Hop:
-        """The hop; it differs when the service does not start, does not answer, or answers something else."""
+    ) -> Measured:
+        """The hop and what was answered; it differs when the service does not start, does not answer, or answers something else."""
         try:
             with (
                 running_service(self._command, self._settings, self._log) as url,
@@ -43,7 +43,7 @@ class ServiceHop:
                 reference = _reference(before, choice.behind)
                 measured = client.measure(payloads, len(comparison.rows.ids), params.timing_rounds, choice.actual)
         except (UnavailableError, ParityError) as error:
-            return failed(_NAME, _AUTO, str(error).rstrip("."))
+            return failed(_NAME, _AUTO, str(error).rstrip(".")), None
         noise, score_noise = (_NOISE_MARGIN * found for found in (reference[1].batch_noise, reference[1].score_noise))
         tolerance = Tolerance(max_difference=params.max_difference, noise=noise, score_noise=score_noise)
         return _judge(comparison, choice.requested, measured, reference, tolerance)
@@ -51,15 +51,16 @@ class ServiceHop:
 
 def _judge(
     comparison: Comparison, requested: Execution, measured: ServiceMeasurement, reference: tuple[Hop, Measurement], tolerance: Tolerance
-) -> Hop:
+) -> Measured:
     """The hop; where rows went out in two forms, the form that is further off."""
     alone = comparison.against(_NAME, requested, measured.alone, reference, tolerance)
     if measured.together is None or alone.status == "differs":
-        return alone
+        return alone, measured.alone
     together = comparison.against(_NAME, requested, measured.together, reference, tolerance)
     if together.status == "differs":
-        return together.model_copy(update={"reason": f"several rows in one request: {together.reason}"})
-    return max(alone, together, key=lambda hop: hop.max_difference or 0.0)
+        return together.model_copy(update={"reason": f"several rows in one request: {together.reason}"}), measured.together
+    is_alone = (alone.max_difference or 0.0) >= (together.max_difference or 0.0)
+    return (alone, measured.alone) if is_alone else (together, measured.together)
 
 
 def not_tried(fault: Hop) -> Hop:

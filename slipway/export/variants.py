@@ -1,8 +1,9 @@
-"""Smaller and faster graphs from the fp32 one: fp16, int8 for the CPU and int8 for TensorRT.
+"""Smaller and faster graphs from the fp32 one: fp16, int8 for the CPU and for TensorRT, and int8 with ranges found at run time.
 
 Precision lives in the graph, so that no runtime has to be told to lower it. How much accuracy a
 variant may cost is `verify`'s to judge; here one that is broken is refused: weights or activations
-beyond fp16's range, answers that are not finite, or that have nothing to do with fp32's.
+beyond fp16's range, answers that are not finite, or that have nothing to do with fp32's. One that can gain
+nothing is left out with the reason.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,27 +15,29 @@ import onnx
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway import files
 from slipway.bundle import OutputContract, Precision, Target
 from slipway.calibration import Answers
 from slipway.columns import ColumnContract
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
 from slipway.errors import ParityError
-from slipway.export.half_precision import LAYERS, kept_in_fp32, score_branch, to_half
+from slipway.export.half_precision import kept_in_fp32, to_half
+from slipway.export.int8_search import Loss, search
+from slipway.export.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, largest_batch, why_not_dynamic
 from slipway.input_contract import InputContract
 from slipway.preprocess import image_array
+from slipway.reports.leaderboard_page import Attempt
 from slipway.runtime import Runner
 
-PRECISION: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "int8": "int8", "int8_tensorrt": "int8"}
+PRECISION: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "int8": "int8", "int8_dynamic": "int8", "int8_tensorrt": "int8"}
 MEANT_FOR: dict[str, list[Target]] = {
     "fp32": ["cpu", "cuda", "tensorrt"],
     "fp16": ["cuda", "tensorrt"],
     "int8": ["cpu"],
+    "int8_dynamic": ["cpu"],
     "int8_tensorrt": ["tensorrt"],
 }
 LARGEST_FP16 = 65504.0  # IEEE 754 binary16
-_BATCH_SIZE = 64
 
 
 def calibration_rows(split: PackedSplit, contract: InputContract, seed: int, num_rows: int) -> NDArray[Any]:
@@ -61,28 +64,35 @@ def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
 
 def int8_graph(fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
     """int8 for the CPU: unsigned activations, a scale per weight channel, ranges measured on `rows`."""
-    from onnxruntime.quantization import QuantType
-
-    return _quantize(fp32, rows, scratch, activation_type=QuantType.QUInt8, extra_options={})
+    return StaticQuantizer(fp32, rows, scratch, CPU).graph()
 
 
 def int8_tensorrt_graph(fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
     """int8 for TensorRT, which takes symmetric scales only and refuses quantized biases."""
-    from onnxruntime.quantization import QuantType
-
-    options = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
-    return _quantize(fp32, rows, scratch, activation_type=QuantType.QInt8, extra_options=options)
+    return StaticQuantizer(fp32, rows, scratch, TENSORRT).graph()
 
 
-def make_variant(variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path) -> bytes:
-    """The graph of `variant`; `rows` are the calibration rows, `scratch` a folder for the quantizer's own files."""
+def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
+    """Why `variant` can gain nothing for this graph, or None."""
+    return why_not_dynamic(fp32, scratch) if variant == "int8_dynamic" else None
+
+
+def make_variant(variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path, loss: Loss, budget: float) -> tuple[bytes, list[Attempt]]:
+    """The graph of `variant`, and what was tried for it.
+
+    `rows` are the calibration rows, `scratch` a folder for the quantizer's own files, `loss` what a graph loses on
+    validation rows, and `budget` how much it may: while it is more, other ways of quantising are tried.
+    """
+    if variant == "int8":
+        return search(StaticQuantizer(fp32, rows, scratch, CPU), fp32, rows, loss, budget)
+    if variant == "int8_tensorrt":
+        return search(StaticQuantizer(fp32, rows, scratch, TENSORRT), fp32, rows, loss, budget)
     makers: dict[str, Callable[[], bytes]] = {
         "fp32": lambda: fp32,
         "fp16": lambda: fp16_graph(fp32, rows),
-        "int8": lambda: int8_graph(fp32, rows, scratch),
-        "int8_tensorrt": lambda: int8_tensorrt_graph(fp32, rows, scratch),
+        "int8_dynamic": lambda: dynamic_graph(fp32, scratch),
     }
-    return makers[variant]()
+    return makers[variant](), []
 
 
 def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
@@ -99,15 +109,14 @@ def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def refuse_broken(variant: str, runner: Runner, reference: Answers, rows: Inputs, output: OutputContract) -> float:
-    """The largest difference between a variant's answers and fp32's on `rows`; ParityError if the variant is broken.
+def refuse_broken(variant: str, answers: Answers, reference: Answers, output: OutputContract) -> float:
+    """The largest difference between the answers of a variant and of fp32 to the same rows; ParityError if the variant is broken.
 
     Broken: a number that is not finite, probabilities that do not sum to 1, fewer than half of the
     labels kept, or values further from fp32's than those spread among themselves.
     """
-    found, scores = run_in_batches(runner, rows, _BATCH_SIZE)
-    expected = reference.outputs
-    num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in (found, scores))
+    found, expected = answers.outputs, reference.outputs
+    num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in answers)
     if num_wrong:
         raise ParityError(f"the {variant} graph answers {num_wrong} numbers that are not finite. {_advice(variant)}")
     difference = np.abs(found - expected)
@@ -145,68 +154,10 @@ def _run_probes(graph: bytes, probes: list[str], rows: NDArray[Any]) -> NDArray[
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    batches = [session.run(probes, {name: batch}) for batch in _batches(rows, _largest_batch(graph))]
+    batches = [session.run(probes, {name: batch}) for batch in _batches(rows, largest_batch(graph))]
     # A NaN must come through, so `maximum`, not `fmax`.
     largest: NDArray[np.float32] = np.maximum.reduce(np.array(batches, dtype=np.float32).reshape(len(batches), len(probes)))
     return largest
-
-
-def _quantize(fp32: bytes, rows: NDArray[Any], scratch: Path, *, activation_type: object, extra_options: dict[str, bool]) -> bytes:
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    source, prepared, target = (scratch / f"{name}.onnx" for name in ("source", "prepared", "quantized"))
-    files.write_bytes(source, fp32)
-    quant_pre_process(source, prepared, skip_symbolic_shape=True)
-    quantize_static(
-        prepared,
-        target,
-        _calibration_reader(rows, fp32),
-        quant_format=QuantFormat.QDQ,
-        activation_type=activation_type,
-        weight_type=QuantType.QInt8,
-        per_channel=True,
-        op_types_to_quantize=LAYERS,
-        nodes_to_exclude=_stacked_layers(prepared) + _score_nodes(prepared),
-        calibrate_method=CalibrationMethod.MinMax,
-        extra_options=extra_options,
-    )
-    return target.read_bytes()
-
-
-def _stacked_layers(path: Path) -> list[str]:
-    """Names of the layers with a matrix for each column or submodel. ONNX Runtime has no scale per channel for these; they are small."""
-    graph = onnx.load(path).graph
-    stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
-    return [node.name for node in graph.node if node.op_type == "MatMul" and not stacked.isdisjoint(node.input)]
-
-
-def _score_nodes(path: Path) -> list[str]:
-    """Names of what only the outlier score needs: a distance from rounded features would be one of the rounding."""
-    graph = onnx.load(path).graph
-    alone = score_branch(graph)
-    return [node.name for node in graph.node if node.output[0] in alone]
-
-
-def _calibration_reader(rows: NDArray[Any], graph: bytes) -> object:
-    from onnxruntime.quantization import CalibrationDataReader
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime is untyped
-        def __init__(self) -> None:
-            self._name = onnx.load_model_from_string(graph).graph.input[0].name
-            self._batches = _batches(rows, _largest_batch(graph))
-
-        def get_next(self) -> dict[str, NDArray[Any]] | None:
-            batch = next(self._batches, None)
-            return None if batch is None else {self._name: batch}
-
-    return Reader()
-
-
-def _largest_batch(graph: bytes) -> int:
-    """1 for a graph whose batch is fixed at 1."""
-    fixed: int = onnx.load_model_from_string(graph).graph.input[0].type.tensor_type.shape.dim[0].dim_value
-    return fixed or _BATCH_SIZE
 
 
 def _batches(rows: Inputs, batch_size: int) -> Iterator[NDArray[Any]]:

@@ -1,10 +1,8 @@
 """What the answers are worth, measured on test rows: calibration, sets or intervals that hold the truth, rows taken for outliers.
 
-The calibration error is the expected one of Naeini, Cooper and Hauskrecht 2015 ("Obtaining Well Calibrated Probabilities Using Bayesian
-Binning") over 15 bins of equal width, as Guo et al. 2017 measure it. Few rows alone make it larger than 0, however good the network.
+What the temperature gained is told by the calibration error and the log loss without it and with it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,10 +13,11 @@ from numpy.typing import NDArray
 from slipway.bundle import Metric
 from slipway.calibration import Answers, Calibration
 from slipway.calibration_fitting import softmax
-from slipway.metrics import Resampling, log_losses, wilson_interval
+from slipway.contract import Task, is_classification
+from slipway.metrics import Resampling, classification_metrics, percentiles, resampled_rows, wilson_interval
+from slipway.reliability import reliability_bins
 
 Float = NDArray[np.float64]
-_NUM_BINS = 15
 _MOST_POINTS = 200  # of a curve
 
 
@@ -62,12 +61,9 @@ class Worth:
 
     def reliability(self, probabilities: NDArray[np.float32]) -> tuple[Float, Float]:
         """Mean confidence and accuracy of each bin that has rows."""
-        confidence, bins = probabilities.max(axis=1).astype(np.float64), _bins(probabilities)
-        right, counts = probabilities.argmax(axis=1) == self.targets, np.bincount(bins, minlength=_NUM_BINS)
-        seen = counts > 0
-        sums = (np.bincount(bins, weights=values, minlength=_NUM_BINS) for values in (confidence, right.astype(np.float64)))
-        mean_confidence, accuracy = (total[seen] / counts[seen] for total in sums)
-        return mean_confidence, accuracy
+        confidence, hits = probabilities.max(axis=1).astype(np.float64), probabilities.argmax(axis=1) == self.targets
+        bins = reliability_bins(confidence, hits)
+        return np.array([one.confidence for one in bins]), np.array([one.accuracy for one in bins])
 
     def risk_curve(self, doubt: NDArray[np.floating]) -> tuple[Float, Float]:
         """Share of rows that are answered, the least doubtful first, and the mean loss of these."""
@@ -84,35 +80,22 @@ class Worth:
         """Everything whose interval is made by resampling rows."""
         if self.before is None:
             return {}
-        sizes = self.calibration.prediction_sets(self.answers.outputs).sum(axis=1).astype(np.float64)
-        measures = {"set_size": lambda rows: sizes[rows].mean(), "calibration_error": self._error_of(self.answers.outputs)}
-        measures |= {"calibration_error_before": self._error_of(self.before), "log_loss_before": self._loss_of(self.before)}
-        generator, num_rows = np.random.default_rng(self.resampling.seed), len(self.targets)
-        draws = [generator.integers(num_rows, size=num_rows) for _ in range(self.resampling.num_samples)]
-        return {name: self._interval(measure, draws) for name, measure in measures.items()}
+        after, before = (
+            classification_metrics(self.targets, probabilities, self.resampling, names=("calibration_error", "log_loss"))
+            for probabilities in (self.answers.outputs, self.before)
+        )
+        return {
+            "set_size": self._mean(self.calibration.prediction_sets(self.answers.outputs).sum(axis=1).astype(np.float64)),
+            "calibration_error": after["calibration_error"],
+            **{f"{name}_before": metric for name, metric in before.items()},
+        }
 
-    def _interval(self, measure: Callable[[NDArray[np.int64]], float], draws: list[NDArray[np.int64]]) -> Metric:
-        confidence, num_rows = self.resampling.confidence, len(self.targets)
-        low, high = np.quantile([measure(rows) for rows in draws], [(1 - confidence) / 2, (1 + confidence) / 2])
-        value = float(measure(np.arange(num_rows)))
-        return Metric(value=value, low=float(low), high=float(high), confidence=confidence, rows=num_rows)
-
-    def _error_of(self, probabilities: NDArray[np.float32]) -> Callable[[NDArray[np.int64]], float]:
-        bins, right = _bins(probabilities), probabilities.argmax(axis=1) == self.targets
-        gaps = right - probabilities.max(axis=1).astype(np.float64)
-        return lambda rows: float(np.abs(np.bincount(bins[rows], weights=gaps[rows], minlength=_NUM_BINS)).sum() / len(rows))
-
-    def _loss_of(self, probabilities: NDArray[np.float32]) -> Callable[[NDArray[np.int64]], float]:
-        losses = log_losses(self.targets, probabilities)
-        return lambda rows: float(losses[rows].mean())
+    def _mean(self, values: Float) -> Metric:
+        means = np.concatenate([values[chosen].mean(axis=1) for chosen in resampled_rows(len(values), self.resampling)])
+        low, high = percentiles(means, self.resampling.confidence)
+        return Metric(value=float(values.mean()), low=low, high=high, confidence=self.resampling.confidence, rows=len(values))
 
 
-def uncalibrated(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(N, K) logits to the probabilities they would be without a temperature."""
-    return softmax(logits).astype(np.float32)
-
-
-def _bins(probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
-    """(N,) which bin of confidence each row is in."""
-    confidence = probabilities.max(axis=1).astype(np.float64)
-    return np.minimum((confidence * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
+def uncalibrated(logits: NDArray[np.float32], task: Task) -> NDArray[np.float32] | None:
+    """(N, K) logits to the probabilities they would be without a temperature; None for a numeric target."""
+    return softmax(logits).astype(np.float32) if is_classification(task) else None

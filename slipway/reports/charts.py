@@ -67,6 +67,15 @@ def scatter(x: ArrayLike, y: ArrayLike, x_label: str, y_label: str) -> Html:
     return _svg(frame, [f'<line class="ideal" {ends}/>', *dots], x_label, y_label)
 
 
+def residuals(x: ArrayLike, errors: ArrayLike, x_label: str, y_label: str) -> Html:
+    """Errors as dots over `x`, with the line where there is none."""
+    across, up = _finite(x), _finite(errors)
+    frame = _Frame(_ticks(across), _ticks(np.append(up, 0.0)))
+    zero = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{frame.y(0)}" y2="{frame.y(0)}"'
+    dots = [f'<circle class="dot" cx="{frame.x(a)}" cy="{frame.y(b)}" r="3"/>' for a, b in zip(across, up, strict=True)]
+    return _svg(frame, [f'<line class="ideal" {zero}/>', *dots], x_label, y_label)
+
+
 def histogram(values: ArrayLike, x_label: str, num_bins: int = 30) -> Html:
     """How often values fall between the ticks' ends, in bins of equal width."""
     finite = _finite(values)

@@ -1,4 +1,4 @@
-"""What the trained network reached on the test split: the record of it, its file, and the gates on it.
+"""What the trained network reached on the test split: the record of it, and its file.
 
 `metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each; DVC skips
 lists, so every metric with its interval is in the list `metrics`, and every class in the list `per_class`.
@@ -18,11 +18,13 @@ from pydantic import ValidationError
 from slipway import files
 from slipway.bundle import Metric
 from slipway.contract import Task, is_classification
-from slipway.errors import GateMissedError, SchemaError
+from slipway.errors import SchemaError
 from slipway.metrics import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
-from slipway.params import Gate
 from slipway.reports.calibration import Worth
-from slipway.reports.console import interval, number
+from slipway.reports.release_comparison import ReleasedComparison
+from slipway.reports.slice_record import slice_content
+from slipway.reports.slice_scores import SliceScores
+from slipway.target_errors import TargetErrors
 
 
 def headlines(task: Task) -> tuple[str, ...]:
@@ -52,6 +54,9 @@ class Evaluation:
     metrics: dict[str, Metric]
     leaked: NDArray[np.bool_] | None = None  # (N,) rows with a twin, or their group, in another split; None where none has
     without_leaked: dict[str, Metric] = field(default_factory=dict)  # of the other rows; empty where none leaks, or too few are left
+    slices: SliceScores | None = None
+    released: ReleasedComparison | None = None  # None where evaluate.released asks for none
+    target_errors: list[TargetErrors] = field(default_factory=list)  # of a numeric target, by ranges of it
     worth: Worth | None = None  # of the answers; None where nothing was calibrated
 
     @property
@@ -88,58 +93,32 @@ class Evaluation:
         worst_first = np.argsort(-loss, kind="stable")[:num_rows]
         return [int(row) for row in worst_first if loss[row] > 0]
 
+    def least_certain(self, num_rows: int) -> list[int]:
+        """The rows whose two best probabilities are closest, the closest first, right or wrong; none for a numeric target."""
+        if not self.is_classification or len(self.classes) < 2:
+            return []
+        return [int(row) for row in np.argsort(self.margins, kind="stable")[:num_rows]]
+
+    @cached_property
+    def margins(self) -> NDArray[np.float64]:
+        """(N,) the best probability less the second; of a classification only."""
+        best = np.sort(self.outputs.astype(np.float64), axis=1)[:, -2:]
+        return best[:, 1] - best[:, 0]
+
 
 def measure_without_leaked(
-    task: Task, targets: NDArray[np.float64], outputs: NDArray[np.float32], leaked: NDArray[np.bool_], resampling: Resampling
+    task: Task,
+    targets: NDArray[np.float64],
+    outputs: NDArray[np.float32],
+    leaked: NDArray[np.bool_],
+    resampling: Resampling,
+    top_k: int | None = None,
 ) -> dict[str, Metric]:
     """Every metric over the rows that are not `leaked` (N,); empty where none is, or where too few others are left to measure."""
     honest = ~leaked
     if honest.all() or honest.sum() < _FEWEST_ROWS:
         return {}
-    return measure(task, targets[honest], outputs[honest], resampling)
-
-
-@dataclass(frozen=True)
-class GateResult:
-    """One gate, what it asks for and what was measured."""
-
-    name: str
-    required: Gate
-    measured: Metric
-
-    @property
-    def passed(self) -> bool:
-        """Whether the measured value itself is within the bounds, both included; the interval is not judged."""
-        least, most = self.required.min, self.required.max
-        return (least is None or self.measured.value >= least) and (most is None or self.measured.value <= most)
-
-    @property
-    def requirement(self) -> str:
-        """The bounds in words."""
-        bounds = (("at least", self.required.min), ("at most", self.required.max))
-        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
-
-
-def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[GateResult]:
-    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric."""
-    return [GateResult(name, gate, metrics[name]) for name, gate in gates.items()]
-
-
-def raise_missed(results: list[GateResult]) -> None:
-    """GateMissedError that names every missed gate."""
-    missed = [result for result in results if not result.passed]
-    if not missed:
-        return
-    lines = [
-        f"  {gate.name} is {number(gate.measured.value)} ({gate.measured.confidence * 100:g} % interval {interval(gate.measured)}, "
-        f"{gate.measured.rows} rows), required {gate.requirement}"
-        for gate in missed
-    ]
-    raise GateMissedError(
-        f"{len(missed)} of {len(results)} gates in evaluate.gates missed:\n"
-        + "\n".join(lines)
-        + "\nreports/evaluate.html shows where it goes wrong. Train better, or ask for less in params.yaml."
-    )
+    return measure(task, targets[honest], outputs[honest], resampling, top_k=top_k)
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:
@@ -163,6 +142,9 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
     metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
     content = {**first, "rows": len(evaluation.targets), "metrics": metrics, **_leak_content(evaluation)}
     content |= evaluation.worth.content() if evaluation.worth else {}
+    content |= slice_content(evaluation.slices) if evaluation.slices else {}
+    content |= _released_content(evaluation.released) if evaluation.released else {}
+    content |= {"by_target": [entry.model_dump() for entry in evaluation.target_errors]} if evaluation.target_errors else {}
     return content | {"per_class": _class_entries(evaluation)} if evaluation.is_classification else content
 
 
@@ -174,6 +156,11 @@ def _leak_content(evaluation: Evaluation) -> dict[str, Any]:
     first = {f"{name}_without_leaked": without[name].value for name in headlines(evaluation.task) if name in without}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in without.items()]
     return {"leaked_rows": evaluation.num_leaked, **first, "metrics_without_leaked": metrics}
+
+
+def _released_content(released: ReleasedComparison) -> dict[str, Any]:
+    name = f"{released.difference.metric}_from_released"
+    return {name: released.difference.difference, "released": [released.model_dump()]}
 
 
 def _class_entries(evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`reports/evaluate.html`: an evaluation on one page, from the headline to the worst errors: their pictures, or the cells of their rows."""
+"""`reports/evaluate.html`: an evaluation on one page, from the headline to the worst errors and the least certain rows."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,17 @@ from slipway.data.packed import Inputs
 from slipway.input_contract import InputContract
 from slipway.reports.calibration_section import calibration_section
 from slipway.reports.cells import read_cells
-from slipway.reports.charts import Series, histogram, line_chart, scatter
+from slipway.reports.charts import Series, histogram, line_chart, residuals, scatter
 from slipway.reports.console import interval, number
-from slipway.reports.evaluation import Evaluation, GateResult, headlines
+from slipway.reports.evaluation import Evaluation, headlines
+from slipway.reports.gates import GateResult
 from slipway.reports.html_page import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
+from slipway.reports.slices_page import slices_section
 
-_CLASSIFICATION_METHOD = "Wilson's for the accuracy, by bootstrap for the others, which leaves a perfect score no width"
+_CLASSIFICATION_METHOD = "Wilson's for shares of right rows, by bootstrap for the others, which leaves a perfect score no width"
 _REGRESSION_METHOD = "by bootstrap"
-_NUM_WORST = 12
+_NUM_SHOWN = 12  # rows in a gallery
+_ID_DIGITS = 8  # enough to find a row in predictions.parquet by
 _MOST_CLASSES = 30  # in a heat map with readable numbers
 _MOST_ROWS = 50  # in the table of classes
 _MOST_PAIRS = 10
@@ -39,9 +42,12 @@ def evaluation_page(
         _headline(evaluation),
         *_leaks(evaluation),
         _gates(gates),
+        *_released(evaluation),
+        *_slices(evaluation),
         *([calibration_section(evaluation.worth)] if evaluation.worth else []),
         *_where_it_goes_wrong(evaluation),
         _worst(evaluation, inputs, contract),
+        *_least_certain(evaluation, inputs, contract),
     ]
     return page("Evaluation on the test split", about, [*sections, _training(curves), _all_metrics(evaluation)])
 
@@ -76,16 +82,51 @@ def _gates(gates: Sequence[GateResult]) -> Section:
         return Section("Gates", paragraph("None: evaluate.gates in params.yaml is empty, so no result can fail the stage.", "soft"))
     missed = sum(not gate.passed for gate in gates)
     verdict = paragraph(f"{missed} of {len(gates)} missed", "bad") if missed else paragraph(f"{len(gates)} of {len(gates)} passed", "good")
-    rows = [[_verdict(gate), _words(gate.name), number(gate.measured.value), gate.requirement, interval(gate.measured)] for gate in gates]
-    return Section("Gates", join([verdict, table(["result", "metric", "measured", "required", "interval"], rows, numeric=["measured"])]))
+    shown = [gate for gate in gates if not (gate.passed and gate.is_of_slice)]
+    hidden = len(gates) - len(shown)
+    columns = ["result", "metric", "of", "measured", "required", "interval", "rows"]
+    rows = table(columns, [_gate_row(gate) for gate in shown], numeric=["measured", "rows"]) if shown else Html("")
+    note = [paragraph(f"The {hidden} gates on slices that passed are not listed; the slices are below.", "note")] if hidden else []
+    return Section("Gates", join([verdict, rows, *note]))
+
+
+def _gate_row(gate: GateResult) -> list[str]:
+    measured = [number(gate.measured.value), gate.requirement, interval(gate.measured), str(gate.measured.rows)]
+    return [_verdict(gate), _words(gate.name), gate.where or "all test rows", *measured]
 
 
 def _verdict(gate: GateResult) -> str:
     return "✓ passed" if gate.passed else "✗ missed"
 
 
+def _released(evaluation: Evaluation) -> list[Section]:
+    released = evaluation.released
+    if released is None:
+        return []
+    found = released.difference
+    name = _words(found.metric)
+    boxes = tiles(
+        [
+            (f"{name}, released", number(found.before), f"{released.folder}, {released.version}"),
+            (f"{name}, now", number(found.after), f"on the same {found.rows} rows"),
+            ("Difference", f"{found.difference:+.4g}", f"{number(found.low)} to {number(found.high)}, p = {released.p_value:.3g}"),
+        ]
+    )
+    left_out = f" It does not take {released.refused} test rows, which are left out." if released.refused else ""
+    left_out += f" The {released.known} test rows that it knows are left out." if released.known else ""
+    note = f"Both answered the same rows; the interval is of the difference. Of the released model: {released.knowledge}.{left_out}"
+    return [Section("Against the released model", join([boxes, paragraph(note, "note")]))]
+
+
+def _slices(evaluation: Evaluation) -> list[Section]:
+    scores = evaluation.slices
+    return [] if scores is None else [slices_section(scores, evaluation.metrics[scores.metric])]
+
+
 def _where_it_goes_wrong(evaluation: Evaluation) -> list[Section]:
-    return [_classes(evaluation), _confusion(evaluation)] if evaluation.is_classification else [_values(evaluation)]
+    return (
+        [_classes(evaluation), _confusion(evaluation)] if evaluation.is_classification else [_values(evaluation), *_by_target(evaluation)]
+    )
 
 
 def _classes(evaluation: Evaluation) -> Section:
@@ -135,51 +176,89 @@ def _values(evaluation: Evaluation) -> Section:
     errors = figure(
         histogram(values - targets, "prediction - target"), "Errors", f"All {len(targets)} rows; right of 0 the prediction is too large."
     )
-    return Section("Predictions", beside([dots, errors]))
+    trend = figure(
+        residuals(targets[shown], values[shown] - targets[shown], "target", "prediction - target"),
+        "Error against target",
+        "A slope says that small targets are overestimated and large ones underestimated.",
+    )
+    return Section("Predictions", beside([dots, trend, errors]))
+
+
+def _by_target(evaluation: Evaluation) -> list[Section]:
+    if not evaluation.target_errors:
+        return []
+    rows = [
+        [f"{number(entry.low)} to {number(entry.high)}", str(entry.rmse.rows)]
+        + [cell for metric in (entry.mean_error, entry.mae, entry.rmse) for cell in (number(metric.value), interval(metric))]
+        for entry in evaluation.target_errors
+    ]
+    columns = ["target", "rows", "mean error", "its interval", "MAE", "its interval", "RMSE", "its interval"]
+    note = paragraph("Ranges with about equal numbers of rows. A mean error above 0: predictions are too large.", "note")
+    return [Section("Errors by target", join([table(columns, rows, numeric=["rows", "mean error", "MAE", "RMSE"]), note]))]
 
 
 def _worst(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> Section:
-    rows = evaluation.worst(_NUM_WORST)
+    rows = evaluation.worst(_NUM_SHOWN)
     if not rows:
         return Section("Worst errors", paragraph(f"None in {len(evaluation.targets)} rows.", "good"))
-    if isinstance(contract, ColumnContract):
-        shown, seen = _worst_cells(evaluation, inputs, contract, rows), ""
-    else:
-        shown, seen = _worst_pictures(evaluation, inputs, rows), ", as the network sees them"
     num_wrong = int((evaluation.predictions != evaluation.targets).sum())
     note = (
-        f"{len(rows)} of {num_wrong} wrong rows, the largest loss first{seen}. "
+        f"{len(rows)} of {num_wrong} wrong rows, the largest loss first{_seen(contract)}. "
         f"Look for wrong {'labels' if evaluation.is_classification else 'targets'} here before you look for a better network."
     )
-    return Section("Worst errors", join([shown, paragraph(note, "note")]))
+    return Section("Worst errors", join([_shown(evaluation, inputs, contract, rows), paragraph(note, "note")]))
 
 
-def _worst_pictures(evaluation: Evaluation, inputs: Inputs, rows: Sequence[int]) -> Html:
-    return gallery(figure(image(inputs[row], evaluation.sources[row]), *_caption(evaluation, row)) for row in rows)
+def _least_certain(evaluation: Evaluation, inputs: Inputs, contract: InputContract) -> list[Section]:
+    """Of classes alone: nothing says how certain a predicted number is."""
+    rows = evaluation.least_certain(_NUM_SHOWN)
+    if not rows:
+        return []
+    num_wrong = sum(evaluation.predictions[row] != evaluation.targets[row] for row in rows)
+    note = (
+        f"The {len(rows)} rows whose two best classes have the closest probabilities, right or wrong{_seen(contract)}; "
+        f"{num_wrong} of them are wrong. To label more rows like these teaches a network more than others do."
+    )
+    return [Section("Least certain", join([_shown(evaluation, inputs, contract, rows), paragraph(note, "note")]))]
 
 
-def _worst_cells(evaluation: Evaluation, inputs: Inputs, contract: ColumnContract, rows: Sequence[int]) -> Html:
+def _seen(contract: InputContract) -> str:
+    return "" if isinstance(contract, ColumnContract) else ", as the network sees them"
+
+
+def _shown(evaluation: Evaluation, inputs: Inputs, contract: InputContract, rows: Sequence[int]) -> Html:
+    """Pictures, or the cells of a table's rows."""
+    if not isinstance(contract, ColumnContract):
+        return gallery(figure(image(inputs[row], evaluation.sources[row]), *_caption(evaluation, row)) for row in rows)
     columns = [column.name for column in contract.columns]
     lines = []
     for row in rows:
         cells = read_cells(inputs[row], contract)
-        lines.append([_words_of_error(evaluation, row), evaluation.sources[row], *(cells[name] for name in columns)])
+        lines.append([_words_of_answer(evaluation, row), _name(evaluation, row), *(cells[name] for name in columns)])
     numbers = [column.name for column in contract.columns if column.kind == "number"]
-    return table(["error", "row", *columns], lines, numeric=numbers)
+    return table(["answer", "row", *columns], lines, numeric=numbers)
 
 
-def _words_of_error(evaluation: Evaluation, row: int) -> str:
+def _words_of_answer(evaluation: Evaluation, row: int) -> str:
     what, detail = _caption(evaluation, row)
     return f"{what}, {detail.partition(',')[0]}" if evaluation.is_classification else what
 
 
 def _caption(evaluation: Evaluation, row: int) -> tuple[str, str]:
-    target, prediction, source = evaluation.targets[row], evaluation.predictions[row], evaluation.sources[row]
+    target, prediction, name = evaluation.targets[row], evaluation.predictions[row], _name(evaluation, row)
     if not evaluation.is_classification:
-        return f"{number(prediction)} instead of {number(target)}", source
-    own, confidence = evaluation.outputs[row, int(target)], evaluation.outputs[row].max()
-    named = f"{evaluation.classes[int(target)]} taken for {evaluation.classes[int(prediction)]}"
-    return named, f"{own:.1%} against {confidence:.1%}, {source}"
+        return f"{number(prediction)} instead of {number(target)}", name
+    predicted, confidence = evaluation.classes[int(prediction)], evaluation.outputs[row].max()
+    if target == prediction:
+        second = int(np.argsort(-evaluation.outputs[row], kind="stable")[1])
+        next_best = f"{evaluation.outputs[row, second]:.1%} for {evaluation.classes[second]}"
+        return f"{predicted}, rightly", f"{confidence:.1%} against {next_best}, {name}"
+    own = evaluation.outputs[row, int(target)]
+    return f"{evaluation.classes[int(target)]} taken for {predicted}", f"{own:.1%} against {confidence:.1%}, {name}"
+
+
+def _name(evaluation: Evaluation, row: int) -> str:
+    return f"{evaluation.sources[row]} ({evaluation.ids[row][:_ID_DIGITS]})"
 
 
 def _training(curves: dict[str, list[Series]]) -> Section:
@@ -196,11 +275,25 @@ def _title(name: str, lines: list[Series]) -> str:
 
 
 def _all_metrics(evaluation: Evaluation) -> Section:
-    rows = [[_words(name), number(metric.value), number(metric.low), number(metric.high)] for name, metric in evaluation.metrics.items()]
-    return Section("All metrics", table(["metric", "value", "low", "high"], rows, numeric=["value", "low", "high"]))
+    columns = ["metric", "value", "low", "high", "rows"]
+    rows = [
+        [_words(name), number(metric.value), number(metric.low), number(metric.high), str(metric.rows)]
+        for name, metric in evaluation.metrics.items()
+    ]
+    return Section("All metrics", table(columns, rows, numeric=columns[1:]))
 
 
 def _words(name: str) -> str:
-    """`f1_macro` -> "F1, macro"; `rmse` -> "RMSE"."""
-    known = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "log_loss": "Log loss", "balanced_accuracy": "Balanced accuracy"}
-    return known.get(name) or ", ".join(name.split("_")).capitalize()
+    """`f1_macro` -> "F1, macro"; `rmse` -> "RMSE"; `log_loss` -> "Log loss"."""
+    known = {
+        "mse": "MSE",
+        "rmse": "RMSE",
+        "mae": "MAE",
+        "r2": "R²",
+        "roc_auc": "ROC-AUC",
+        "top_k_accuracy": "Top-k accuracy",
+        "rmse growth": "RMSE growth",
+    }
+    first, *averaged = name.split("_")
+    is_averaged = averaged in (["macro"], ["micro"], ["weighted"])
+    return known.get(name) or (", " if is_averaged else " ").join([first, *averaged]).capitalize()

@@ -54,6 +54,16 @@ svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2; stro
 svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); } svg .third { stroke: var(--good); }
 svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
 svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
+.log { display: grid; grid-template-columns: 14rem 1fr 6rem; gap: .15rem .75rem; align-items: center;
+  margin-bottom: .4rem; }
+.log > span:first-child { font-size: .9rem; overflow-wrap: anywhere; }
+.log b { font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.track { position: relative; height: 1.1rem; border-right: 1px solid var(--line);
+  background: repeating-linear-gradient(to right, var(--line) 0 1px, transparent 1px calc(100% / var(--decades))); }
+.track i { position: absolute; inset: .15rem auto .15rem 0; background: var(--mark); border-radius: 0 .2rem .2rem 0; }
+.track i.bad { background: var(--bad); }
+.track u { position: absolute; top: -.1rem; bottom: -.1rem; width: 2px; background: var(--ink); }
+@media (max-width: 40rem) { .log { grid-template-columns: 1fr 6rem; } .log > span:first-child { grid-column: 1 / -1; } }
 .heat td, .heat th { padding: 0; border: 2px solid var(--card); text-align: center; vertical-align: middle; white-space: nowrap;
   min-width: 2.1rem; height: 2.1rem; border-radius: .3rem; }
 .heat th { padding: 0 .35rem; }
@@ -61,6 +71,12 @@ svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 .heat td { background: color-mix(in srgb, var(--cell, var(--bad)) var(--strength), var(--ground)); }
 @media (max-width: 40rem) { td, td.number, th { white-space: normal; padding-right: .6rem; } }
 @media (max-width: 32rem) { .heat td, .heat th { min-width: 1.6rem; height: 1.7rem; border-width: 1px; font-size: .75rem; } }
+.range { position: relative; display: block; width: 9rem; height: .9rem; }
+.range i, .range b, .range u { position: absolute; background: var(--mark); }
+.range i { top: .4rem; height: 2px; min-width: 2px; }
+.range b { top: .2rem; width: .5rem; height: .5rem; margin-left: -.25rem; border-radius: 50%; }
+.range u { top: -.2rem; bottom: -.2rem; width: 1px; background: var(--soft); }
+.range.bad i, .range.bad b { background: var(--bad); }
 .heat td.right { --cell: var(--good); } .heat td.strong { color: var(--card); font-weight: 600; }
 """
 
@@ -94,11 +110,17 @@ def paragraph(text: str, style: str = "") -> Html:
     return Html(f'<p class="{escape(style)}">{escape(text)}</p>')
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str] = ()) -> Html:
-    """A table that scrolls sideways where it is too wide. Columns named in `numeric` are set flush right."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str] = (), last: Sequence[Html] = ()) -> Html:
+    """A table that scrolls sideways where it is too wide. Columns named in `numeric` are set flush right.
+
+    `last` are drawings, one for each row, in a further column without a name.
+    """
     kinds = [' class="number"' if column in numeric else "" for column in columns]
     head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
     lines = ["".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) for row in rows]
+    if last:
+        head += "<th></th>"
+        lines = [f"{line}<td>{drawing}</td>" for line, drawing in zip(lines, last, strict=True)]
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return Html(f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>')
 

@@ -16,7 +16,7 @@ from slipway.contract import is_classification
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
 from slipway.params import EvaluateParams
-from slipway.training.features import last_layer
+from slipway.training.features import telling_layer
 from slipway.training.networks import Network
 from slipway.training.outlier_score import OutlierScore, digest, fit_outlier_score
 from slipway.training.prediction import RawAnswers, predict_raw
@@ -47,7 +47,7 @@ class Calibrator:
 
     def __init__(self, network: Network, params: EvaluateParams, seed: int, device: str) -> None:
         example = torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype))
-        self._layer = last_layer(network.eval().cpu(), example)
+        self._layer = telling_layer(network.eval().cpu(), example)
         self._network, self._params, self._seed, self._device = network, params, seed, device
 
     def predict(self, inputs: Inputs) -> RawAnswers:

@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "evaluate": {"gates": {"accuracy": {"min": 0.8, "max": None}}},
     "export": {"max_batch_size": 8, "calibration_rows": 32},
     "compile": {"optimal_batch_size": 8},
-    "verify": {"max_metric_loss": {"fp16": 0.11, "int8": 0.11, "int8_tensorrt": 0.11}, "timing_rounds": 5},
+    "verify": {"max_metric_loss": {"fp16": 0.11, "int8": 0.11, "int8_dynamic": 0.11, "int8_tensorrt": 0.11}, "timing_rounds": 5},
 }
 
 
@@ -54,5 +54,6 @@ def finished_table(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A fresh copy of the checkout after `dvc repro` on the embedded table, with the params that the README shows for it."""
     project = copy_checkout(tmp_path_factory.mktemp("table"))
     project.set_params(readme_params()[1])
+    project.set_params({"evaluate": {"slices": ["alcohol", "hue"], "slice_min_rows": 5}})
     (project.path / ".work" / "repro.log").write_text(project.shell("dvc repro"))
     return project

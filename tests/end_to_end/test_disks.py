@@ -23,7 +23,7 @@ OWN = {  # what a stage may have replaced, file by file, before it met the fault
     "precompute": ("data/packed",),
     "augment": ("data/augmented", "reports/augment.png"),
     "train": ("artifacts/checkpoint", "metrics/train.json", "reports/live"),
-    "evaluate": ("artifacts/predictions", "metrics/evaluate", "reports/evaluate", "reports/confusion"),
+    "evaluate": ("artifacts/predictions", "metrics/evaluate", "reports/evaluate", "reports/confusion", "reports/slices"),
     "export": ("artifacts/bundle",),
     "compile": ("artifacts/engine",),
     "verify": ("artifacts/certificate", "metrics/verify"),

@@ -9,6 +9,7 @@ import pytest
 
 from slipway.certificate import read_certificate
 from tests.end_to_end.project import NUM_IMAGES, SHAPES, Project
+from tests.structure.dangers import artefact_dangers
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +60,12 @@ def test_the_certificate_covers_every_variant_and_live_http(finished: Project) -
     assert all(hop.reason and hop.actual is None for hop in unexecuted)
     exact = [hop for hop in certificate.hops if hop.name in {"onnxruntime/cpu/fp32", "http"}]
     assert all(hop.flipped == [] for hop in exact)
+
+
+def test_no_file_that_a_stage_wrote_is_a_pickle(finished: Project) -> None:
+    written = [finished.path / name for name in ("artifacts", "metrics", "reports", "data/clean", "data/split", "data/packed")]
+    assert sum(len(list(folder.rglob("*.*"))) for folder in written) > 30
+    assert {folder.name: artefact_dangers(folder) for folder in written} == {folder.name: {} for folder in written}
 
 
 def test_a_second_repro_does_nothing(finished: Project) -> None:

@@ -1,6 +1,7 @@
 """The whole way of a table with real processes: from a CSV to a certified service that answers rows."""
 
 import csv
+import json
 from typing import Any
 
 import httpx
@@ -73,6 +74,26 @@ def test_the_pages_of_a_table_are_there(finished_table: Project) -> None:
 
 def test_a_second_repro_does_nothing(finished_table: Project) -> None:
     assert "Data and pipelines are up to date." in finished_table.shell("dvc repro")
+
+
+def test_the_columns_that_the_user_names_cut_the_test_rows(finished_table: Project) -> None:
+    content = json.loads((finished_table.path / "metrics/evaluate.json").read_text())
+    found = {entry["by"]: 0 for entry in content["slices"]}
+    for entry in content["slices"] + content["slices_too_small"]:
+        found[entry["by"]] += entry["rows"]
+    assert found == dict.fromkeys(("class", "alcohol", "hue"), content["rows"])
+
+
+def test_a_released_bundle_is_compared_with_itself_on_rows_that_it_does_not_know(finished_table: Project) -> None:
+    """Through raw rows: the last test of this project, whose params it changes."""
+    assert "released" in finished_table.shell("python -m slipway.export.release")
+    finished_table.set_params({"evaluate": {"released": "artifacts/released", "released_max_loss": 0.0}})
+    printed = finished_table.shell("dvc repro evaluate")
+    content = json.loads((finished_table.path / "metrics/evaluate.json").read_text())
+    (released,) = content["released"]
+    assert (released["difference"]["difference"], released["p_value"]) == (0, 1)
+    assert (released["known"], released["refused"], released["difference"]["rows"]) == (0, 0, content["rows"])
+    assert f"against released {released['version']}" in printed
 
 
 def _column(contract: ColumnContract, name: str) -> Any:

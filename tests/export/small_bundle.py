@@ -46,9 +46,11 @@ def write_small_bundle(
             "max_batch_size": 8,
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
             "canary": None,
+            "left_out": {},
+            "choice": {},
             "calibration": CALIBRATION,
             "metrics": {},
-            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+            "lineage": Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
             "versions": {},
         }
     )

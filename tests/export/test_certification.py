@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.certificate import Execution, Hop, check_certificate, read_certificate, write_certificate
+from slipway.certificate import Execution, Hop, check_certificate, first_fault, read_certificate, write_certificate
 from slipway.errors import CertificateError, ParityError
-from slipway.export.certification import digest_everything, first_fault, hop_table, make_certificate, raise_if_refused, summarise
+from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
 from slipway.export.comparison import failed, not_executed
 from tests.export.small_bundle import write_small_bundle
 

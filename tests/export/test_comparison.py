@@ -1,3 +1,6 @@
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -5,8 +8,8 @@ from numpy.typing import NDArray
 from slipway.calibration import Answers
 from slipway.certificate import Execution, Hop
 from slipway.errors import BundleError
-from slipway.export.comparison import Comparison, Measurement, TestRows, Tolerance, failed, not_executed
-from slipway.export.hops import batch_noise, in_order_of
+from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
+from slipway.export.hops import batch_noise, in_order_of, in_small_batches
 from slipway.metrics import Resampling
 
 RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
@@ -137,6 +140,116 @@ def test_another_execution_than_the_requested_one_never_agrees(tolerance: Tolera
     hop = compare(right(), tolerance, FP16.model_copy(update={"precision": "fp32"}))
     assert hop.status == "differs"
     assert "precision: fp16 was requested, fp32 ran" in hop.reason
+
+
+def in_batches(outputs: NDArray[np.float32], **smaller: NDArray[np.float32]) -> Measurement:
+    """Answers in batches of 32, and in the smaller sizes given as b1=, b7=."""
+    runs = [BatchAnswers(int(name[1:]), answers) for name, answers in smaller.items()]
+    return Measurement(FP16, outputs, 1.0, 2.0, batches=(*runs, BatchAnswers(32, outputs)))
+
+
+def compare_runs(measured_runs: Measurement, tolerance: Tolerance = STRICT) -> Hop:
+    comparison, before = Comparison(rows(), RESAMPLING), measured(right(), TORCH)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("fp32", FP16, measured_runs, (first, before), tolerance)
+
+
+def test_every_batch_size_is_compared_and_written_down() -> None:
+    hop = compare_runs(in_batches(right(), b1=right(), b7=right()[:7]))
+    assert hop.status == "agrees"
+    assert [(check.batch_size, check.rows, check.max_difference, check.flipped) for check in hop.batches] == [
+        (1, 10, 0.0, 0),
+        (7, 7, 0.0, 0),
+        (32, 10, 0.0, 0),
+    ]
+
+
+def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> None:
+    wrong = right()
+    wrong[6] = wrong[6][::-1]
+    hop = compare_runs(in_batches(right(), b1=right(), b7=wrong))
+    assert (hop.status, hop.worst_row, hop.flipped, hop.max_difference) == ("differs", "row6", ["row6"], 0.5)
+    assert "the largest difference is 0.5, expected at most 1e-05 (in batches of 7)" in hop.reason
+    assert [check.flipped for check in hop.batches] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("tolerance", "status"), [(STRICT, "differs"), (Tolerance(max_difference=1e-3), "agrees"), (BUDGET, "agrees")])
+def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may_change(tolerance: Tolerance, status: str) -> None:
+    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    before = replace(measured(right(), TORCH), scores=scores)
+    runs = (BatchAnswers(7, right(), scores + np.float32(1e-4)), BatchAnswers(32, right(), scores))
+    found = replace(measured(right()), scores=scores, batches=runs)
+    first = comparison.first("torch", TORCH, before)
+    hop = comparison.against("fp32", FP16, found, (first, before), tolerance)
+    assert (hop.status, hop.max_score_difference) == (status, pytest.approx(1e-4, rel=1e-2))
+    assert ("outlier score" in hop.reason) == (status == "differs")
+
+
+@pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
+def test_an_outlier_score_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
+    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    before = replace(measured(right(), TORCH), scores=scores)
+    found = replace(measured(right()), scores=np.where(np.arange(10) == 3, np.nan, scores).astype(np.float32))
+    hop = comparison.against("fp32", FP16, found, (comparison.first("torch", TORCH, before), before), tolerance)
+    assert (hop.status, hop.reason) == ("differs", "outlier scores are not finite")
+
+
+class SlowRunner(NoisyRunner):
+    """Takes 20 ms for a batch, whatever its size."""
+
+    def run(self, batch: NDArray[np.uint8]) -> Answers:
+        time.sleep(0.02)
+        return super().run(batch)
+
+
+def test_where_the_time_is_short_fewer_rows_are_answered_and_at_least_one_batch() -> None:
+    images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
+    runs = in_small_batches(SlowRunner(0.0), images, 32, seconds=0.05)
+    assert [run.batch_size for run in runs] == [1, 2, 7]
+    assert 1 <= len(runs[0].outputs) <= 4
+    assert len(runs[2].outputs) == 12
+    assert [len(run.outputs) for run in in_small_batches(SlowRunner(0.0), images, 32, seconds=1e-9)] == [1, 2, 7]
+    assert [run.batch_size for run in in_small_batches(NoisyRunner(0.0), images, 2, seconds=10)] == [1]
+
+
+def test_the_change_of_each_metric_is_measured_row_against_row() -> None:
+    outputs = right()
+    outputs[4] = outputs[4][::-1]
+    hop = compare(outputs, BUDGET)
+    accuracy = hop.metric_changes["accuracy"]
+    assert (accuracy.value, accuracy.high, accuracy.rows, accuracy.confidence) == (pytest.approx(-0.1), 0.0, 10, 0.95)
+    assert -0.5 < accuracy.low < -0.1
+    assert list(hop.metric_changes) == ["accuracy", "f1_macro", "log_loss"]
+    assert hop.metric_changes["log_loss"].value == pytest.approx((np.log(0.75) - np.log(0.25)) / 10)
+
+
+def test_answers_that_are_the_same_change_nothing_with_certainty() -> None:
+    for change in compare(right(), BUDGET).metric_changes.values():
+        assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
+    first = Comparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
+    assert first.metric_changes == {}
+
+
+def test_of_values_the_rmse_and_the_mean_error_are_compared() -> None:
+    targets = rows("image_regression").targets[:, None]
+    changes = compare_values((targets + 12).astype(np.float32), Tolerance(max_metric_loss=1.0)).metric_changes
+    assert {name: round(change.value, 3) for name, change in changes.items()} == {"rmse": 2.0, "mae": 2.0}
+
+
+@pytest.mark.parametrize(("num_lost", "status"), [(1, "agrees"), (12, "differs")])
+def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(num_lost: int, status: str) -> None:
+    targets = np.array([1] * 12 + [0] * 588)
+    names = [f"row{number}" for number in range(600)]
+    data = TestRows("image_classification", CLASSES, names, names, np.zeros((600, 1, 1, 1), np.uint8), targets.astype(np.float64))
+    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
+    lost = outputs.copy()
+    lost[:num_lost] = lost[:num_lost, ::-1]
+    comparison, before = Comparison(data, RESAMPLING), measured(outputs, TORCH)
+    first = comparison.first("torch", TORCH, before)
+    hop = comparison.against("int8", FP16, measured(lost), (first, before), Tolerance(max_metric_loss=0.03))
+    assert hop.status == status
+    assert ("points of macro F1 lost" in hop.reason) == (status == "differs")
+    assert "accuracy" not in hop.reason
 
 
 def test_a_request_for_auto_takes_whatever_ran() -> None:

@@ -195,7 +195,7 @@ def answer_to_rows(content: bytes, version: str) -> dict[str, Any]:
         return answer_to(bytes([int(row["x"])]), version)
 
     def prediction(row: dict[str, Any]) -> dict[str, Any]:
-        return {name: answer(row)[name] for name in ("label", "probabilities")}
+        return {name: answer(row)[name] for name in answer(row) if name not in ("model_version", "request_id")}
 
     if "rows" in asked:
         return {"predictions": [prediction(row) for row in asked["rows"]], "model_version": version, "request_id": "1"}
@@ -242,7 +242,7 @@ def test_predictions_that_do_not_fit_their_rows_are_refused(tmp_path: Path, chan
     some = list(row_payloads(ROWS, table_rows()))[:3]
     bundle = write_small_bundle(tmp_path, contract=COLUMNS)
     with service(bundle, answer=answer_to_rows) as client:
-        assert client.predict_together(some).shape == (3, len(LABELS))
+        assert client.predict_together(some).shape == (3, len(LABELS) + 1)  # the outlier score is last
     with service(bundle, change, answer=answer_to_rows) as client, pytest.raises(ParityError, match=message) as caught:
         client.predict_together(some)
     assert "3 rows in one request, from row id0" in str(caught.value)

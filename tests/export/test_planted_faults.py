@@ -10,32 +10,63 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
+from slipway.calibration import Answers
+from slipway.certificate import Execution, first_fault
 from slipway.errors import ParityError
-from slipway.export.certification import first_fault, make_certificate, raise_if_refused
+from slipway.export.certification import make_certificate, raise_if_refused
 from slipway.export.comparison import Comparison, read_test_rows
 from slipway.export.hops import HopRunner, Measured
 from slipway.export.variants import fp16_graph
 from slipway.params import Params
-from slipway.passport import PASSPORT, Profile, write_engine
+from slipway.passport import PASSPORT, Passport, Profile, write_engine
+from slipway.runtime import open_onnx
 from slipway.training.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
-from tests.export.small_bundle import passport_for
+from tests.export.small_bundle import MACHINE
 
 pytestmark = pytest.mark.slow
 
 
 def run_hops(project: Project, network: Any, bundle: LoadedBundle, params: Params) -> list[Measured]:
-    comparison = Comparison(read_test_rows(project.packed, bundle_classes(project)), RESAMPLING)
-    runner = HopRunner(comparison, bundle, network, params.verify)
+    runner = HopRunner(comparison_of(project), bundle, network, params.verify)
     return [runner.torch, *runner.run_onnx()]
 
 
-def bundle_classes(project: Project) -> list[str]:
-    return project.network().spec.classes
+def comparison_of(project: Project) -> Comparison:
+    return Comparison(read_test_rows(project.packed, project.network().spec.classes), RESAMPLING)
+
+
+def passport(execution: Execution) -> Passport:
+    """Of an engine that was built from another graph."""
+    return Passport(
+        format_version=2,
+        engine_sha256=files.sha256_bytes(b"plan"),
+        model_sha256="0" * 64,
+        bundle_digest="0" * 64,
+        profile=Profile(smallest=1, optimal=8, largest=32),
+        workspace_mib=256,
+        machine=MACHINE,
+        requested=execution,
+        actual=execution,
+        precision_read_from="engine",
+    )
+
+
+class FakeEngine:
+    """Stands for TensorRT: the graph in ONNX Runtime; `is_stale` answers as other weights would, to pixels that are turned around."""
+
+    def __init__(self, actual: Execution, graph: bytes, is_stale: bool) -> None:
+        self.actual = actual
+        self._runner = open_onnx(graph, variant="fp16", precision="fp16", provider="cpu", num_threads=1)
+        self._is_stale = is_stale
+
+    def run(self, batch: NDArray[Any]) -> Answers:
+        return self._runner.run(255 - batch if self._is_stale else batch)
 
 
 def guilty(measured: list[Measured]) -> str | None:
@@ -76,11 +107,32 @@ def test_a_healthy_bundle_has_no_guilty_hop(classifier: Project, regressor: Proj
         assert all(hop.rows == 41 for hop, answers in measured if answers)
 
 
-def test_a_wrong_mean_is_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
-    network = classifier.calibrated()
-    assert isinstance(network.network, ImageNetwork)
-    network.network.pixel_mean += 2.0
-    assert guilty(run_hops(classifier, network, classifier.bundle(), export_params)) == "onnxruntime/cpu/fp32"
+def test_fp32_answers_every_row_in_each_batch_size_within_the_bound(classifier: Project, export_params: Params) -> None:
+    measured = run_hops(classifier, classifier.calibrated(), classifier.bundle(), export_params)
+    (fp32,) = (hop for hop, _ in measured if hop.name == "onnxruntime/cpu/fp32")
+    assert [(check.batch_size, check.rows, check.flipped) for check in fp32.batches] == [(size, 41, 0) for size in (1, 2, 7, 32)]
+    assert all(check.max_difference is not None and check.max_difference <= 1e-5 for check in fp32.batches)
+    assert fp32.max_difference == max(check.max_difference or 0.0 for check in fp32.batches)
+    assert [len(hop.batches) for hop, answers in measured if answers and hop.name != fp32.name] == [0, 1, 1, 1]  # torch has none
+
+
+def shift_the_mean(network: ImageNetwork) -> Callable[[onnx.ModelProto], None]:
+    """Two grey levels beside the mean that the graph subtracts."""
+    mean = network.pixel_mean.detach().numpy()
+
+    def change(model: onnx.ModelProto) -> None:
+        found = [tensor for tensor in model.graph.initializer if tensor.dims and list(tensor.dims) == list(mean.shape)]
+        (tensor,) = [tensor for tensor in found if np.allclose(onnx.numpy_helper.to_array(tensor), mean)]
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) + np.float32(2.0), tensor.name))
+
+    return change
+
+
+def test_a_wrong_mean_is_found_in_the_first_graph(classifier: Project, tmp_path: Path, export_params: Params) -> None:
+    network = classifier.network()
+    assert isinstance(network, ImageNetwork)
+    bundle = altered(classifier, tmp_path, shift_the_mean(network))
+    assert guilty(run_hops(classifier, classifier.calibrated(), bundle, export_params)) == "onnxruntime/cpu/fp32"
 
 
 def test_swapped_channels_are_found_in_the_first_graph(classifier: Project, export_params: Params) -> None:
@@ -137,11 +189,46 @@ def test_a_layer_that_overflows_fp16_is_refused_by_name_before_it_is_written(cla
         fp16_graph(model.SerializeToString(), rows)
 
 
+def test_an_fp16_layer_that_overflowed_is_the_guilty_hop_and_fp32_is_not(
+    classifier: Project, tmp_path: Path, export_params: Params
+) -> None:
+    def overflow(model: onnx.ModelProto) -> None:
+        halves = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16]
+        tensor = max(halves, key=lambda candidate: len(candidate.raw_data))
+        with np.errstate(over="ignore"):
+            weights = onnx.numpy_helper.to_array(tensor) * np.float16(65504) * np.float16(8)
+        assert np.isinf(weights).any()
+        tensor.CopyFrom(onnx.numpy_helper.from_array(weights, tensor.name))
+
+    measured = run_hops(classifier, classifier.calibrated(), altered(classifier, tmp_path, overflow, "fp16"), export_params)
+    assert guilty(measured) == "onnxruntime/cpu/fp16"
+    (hop,) = (hop for hop, _ in measured if hop.name == "onnxruntime/cpu/fp16")
+    assert hop.metric is None
+    assert "are no probabilities" in hop.reason
+    assert hop.worst_row
+
+
+def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
+    classifier: Project, tmp_path: Path, export_params: Params
+) -> None:
+    """A forged or mistaken passport: the plan is of the same architecture, with the weights of another training."""
+    bundle = classifier.bundle()
+    engine = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
+    fitting = passport(engine).model_copy(update={"model_sha256": bundle.manifest.models["fp16"].sha256})
+    write_engine(tmp_path, b"plan", fitting)
+    runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
+    right, wrong = (FakeEngine(engine, bundle.model_bytes("fp16"), turned) for turned in (False, True))
+    assert runner.run_engine(tmp_path, opener=lambda *_: right)[0].status == "agrees"
+    hop, _ = runner.run_engine(tmp_path, opener=lambda *_: wrong)
+    assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")
+    assert "accuracy points lost" in hop.reason
+    assert len(hop.flipped) > 20
+
+
 def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: Project, tmp_path: Path, export_params: Params) -> None:
     bundle = classifier.bundle()
-    comparison = Comparison(read_test_rows(classifier.packed, bundle_classes(classifier)), RESAMPLING)
-    runner = HopRunner(comparison, bundle, classifier.calibrated(), export_params.verify)
-    stale = passport_for(bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32))
+    runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
+    stale = passport(Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16"))
     write_engine(tmp_path / "stale", b"plan", stale)
     hop, _ = runner.run_engine(tmp_path / "stale")
     assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")

@@ -6,19 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.model import ServedModel, load_model
+from serving.settings import read_settings
 from slipway import files
 from slipway.bundle import load_bundle
-from slipway.certificate import Execution, check_certificate, read_certificate, write_certificate
+from slipway.certificate import REQUIRED, Execution, read_certificate, write_certificate
 from slipway.errors import BundleError, CertificateError, SlipwayError
 from slipway.export.certification import make_certificate
 from slipway.export.comparison import failed
-from slipway.passport import PASSPORT, Profile, check_origin, read_passport, read_plan, write_engine
+from slipway.passport import PASSPORT, Profile, write_engine
 from tests.export.conftest import Project
 from tests.export.small_bundle import passport_for
 
 pytestmark = pytest.mark.slow
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 PLAN = bytes(range(256))
+GRAPHS = {f"model_{variant}.onnx" for variant in ("fp32", "fp16", "int8", "int8_tensorrt")}
 
 
 @pytest.fixture
@@ -27,51 +30,53 @@ def sealed(classifier: Project, tmp_path: Path) -> Path:
     shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", PLAN, passport_for(bundle, PLAN, profile=Profile(smallest=1, optimal=8, largest=32)))
-    hops = [failed(name, FP32, "").model_copy(update={"status": "agrees"}) for name in ("torch", "onnxruntime/cpu/fp32", "http")]
+    hops = [failed(name, FP32, "", actual=FP32).model_copy(update={"status": "agrees"}) for name in REQUIRED]
     engine_digest = files.sha256_file(tmp_path / "engine" / PASSPORT)
     write_certificate(tmp_path / "certificate.json", make_certificate(bundle, hops, {}, engine_digest=engine_digest, draft=False))
     return tmp_path
 
 
-def accept(root: Path) -> None:
-    """What a service does before it loads anything."""
-    bundle = load_bundle(root / "bundle")
-    bundle.verify()
-    certificate = read_certificate(root / "certificate.json")
-    check_certificate(certificate, bundle, accept_draft=False)
-    passport = read_passport(root / "engine", certificate.engine_digest)
-    check_origin(passport, bundle)
-    read_plan(root / "engine", passport)
+def accept(root: Path) -> ServedModel:
+    """What a service does before it answers anything: its own loader."""
+    places = {"bundle": root / "bundle", "certificate": root / "certificate.json", "engine": root / "engine"}
+    return load_model(read_settings({f"SLIPWAY_{name.upper()}": str(path) for name, path in places.items()}))
 
 
-PARTS = [
-    "bundle/bundle.json",
-    "bundle/model_fp32.onnx",
-    "bundle/canary.npz",
-    "certificate.json",
-    "engine/passport.json",
-    "engine/engine.plan",
-]
+def flip(path: Path, bit: int) -> None:
+    payload = bytearray(path.read_bytes())
+    payload[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(payload)
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_file_is_not(sealed: Path, part: str) -> None:
-    accept(sealed)
-    original = (sealed / part).read_bytes()
-    places = np.random.default_rng(0).integers((len(original), 8), size=(1000, 2))
-    accepted = []
-    for byte, bit in places.tolist():
-        payload = bytearray(original)
-        payload[byte] ^= 1 << bit
-        (sealed / part).write_bytes(payload)
+def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_files_are_not(sealed: Path) -> None:
+    assert accept(sealed).version
+    generator, paths = np.random.default_rng(0), sorted(path for path in sealed.rglob("*") if path.is_file())
+    assert {path.name for path in paths} == {"bundle.json", "certificate.json", "passport.json", "engine.plan", "canary.npz", *GRAPHS}
+    accepted, flipped = [], set()
+    for number in range(1000):
+        path = paths[number % len(paths)]
+        bit = int(generator.integers(path.stat().st_size * 8))
+        flip(path, bit)
         try:
             accept(sealed)
-            accepted.append((byte, bit))
+            accepted.append((path.name, bit))
         except SlipwayError:
-            pass
+            flipped.add((path.name, bit))
+        flip(path, bit)
     assert accepted == []
-    (sealed / part).write_bytes(original)
-    accept(sealed)
+    assert len(flipped) > 900  # hardly any bit was drawn twice
+    assert accept(sealed).version
+
+
+def test_a_flipped_bit_in_a_label_is_refused_wherever_it_is(sealed: Path) -> None:
+    path = sealed / "bundle/bundle.json"
+    place = path.read_bytes().index(b"amber")
+    for bit in range(place * 8, (place + len(b"amber")) * 8):
+        flip(path, bit)
+        with pytest.raises(SlipwayError):
+            accept(sealed)
+        flip(path, bit)
+    assert accept(sealed).version
 
 
 def test_every_model_of_a_bundle_is_checked_even_those_that_do_not_run(sealed: Path) -> None:

@@ -48,6 +48,7 @@ TABLE_SERVICE = SERVICE.replace(
 )
 PAYLOADS = [bytes([number]) for number in range(12)]
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+SCORES = np.full(len(PAYLOADS), 0.5, dtype=np.float32)
 
 
 def outputs() -> NDArray[np.float32]:
@@ -64,15 +65,20 @@ def comparison() -> Comparison:
 
 
 def run_hop(
-    tmp_path: Path, params: Params, answers: NDArray[np.float32], behind: Execution = FP32, command: list[str] | None = None
+    tmp_path: Path,
+    params: Params,
+    answers: NDArray[np.float32],
+    behind: Execution = FP32,
+    command: list[str] | None = None,
+    score: float = 0.5,
 ) -> Hop:
     bundle = write_small_bundle(tmp_path / "bundle")
     (tmp_path / "service.py").write_text(SERVICE)
-    (tmp_path / "book.json").write_text(json.dumps(make_book(bundle, answers, behind)))
+    (tmp_path / "book.json").write_text(json.dumps(make_book(bundle, answers, behind, score)))
     service = ServiceHop(command or [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")], {}, tmp_path / "log")
-    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0)
+    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0, scores=SCORES)
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
-    return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)
+    return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)[0]
 
 
 def payloads(rows: TestRows) -> Iterator[Payload]:
@@ -90,10 +96,10 @@ def run_table_hop(tmp_path: Path, params: Params, alone: NDArray[np.float32], to
     answers = {"alone": answers_by_row(alone), "together": answers_by_row(together), "version": bundle.version}
     (tmp_path / "book.json").write_text(json.dumps(book | answers))
     service = ServiceHop([sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")], {}, tmp_path / "log")
-    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0)
+    judge, before = comparison(), Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0, scores=SCORES)
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
     payloads = (Payload(position, judge.rows.ids[position], content, "application/json") for position, content in enumerate(ROWS))
-    return service.run(judge, bundle, [(reference, before)], payloads, params.verify)
+    return service.run(judge, bundle, [(reference, before)], payloads, params.verify)[0]
 
 
 def answers_by_row(answers: NDArray[np.float32]) -> list[dict[str, Any]]:
@@ -101,13 +107,13 @@ def answers_by_row(answers: NDArray[np.float32]) -> list[dict[str, Any]]:
     return [described({"label": max(row, key=lambda name: row[name]), "probabilities": row}) for row in labelled]
 
 
-def make_book(bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execution) -> dict[str, Any]:
+def make_book(bundle: LoadedBundle, answers: NDArray[np.float32], behind: Execution, score: float = 0.5) -> dict[str, Any]:
     execution = {"requested": {"provider": "auto", "variant": "auto"}, "actual": behind.model_dump()}
     book: dict[str, Any] = {"/readyz": {}, "/model": {"model_version": bundle.version, "execution": execution}}
     for payload, row in zip(PAYLOADS, answers, strict=True):
         probabilities = dict(zip(LABELS, row.tolist(), strict=True))
         answer = {"label": LABELS[int(row.argmax())], "probabilities": probabilities, "model_version": bundle.version}
-        book[hashlib.sha256(payload).hexdigest()] = described(answer)
+        book[hashlib.sha256(payload).hexdigest()] = described(answer, score)
     return book
 
 
@@ -123,6 +129,12 @@ def test_a_service_that_resizes_otherwise_differs_with_the_worst_row(tmp_path: P
     answers[5] += np.array([1e-3, -1e-3, 0], dtype=np.float32)
     hop = run_hop(tmp_path, export_params, answers)
     assert (hop.name, hop.status, hop.worst_row) == ("http", "differs", comparison().rows.ids[5])
+
+
+def test_a_service_that_answers_another_outlier_score_differs(tmp_path: Path, export_params: Params) -> None:
+    hop = run_hop(tmp_path, export_params, outputs(), score=0.5001)
+    assert hop.status == "differs"
+    assert "the largest difference of an outlier score is 0.0001, expected at most 1e-05" in hop.reason
 
 
 def test_a_service_that_mixes_up_two_callers_differs(tmp_path: Path, export_params: Params) -> None:

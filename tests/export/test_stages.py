@@ -53,7 +53,10 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
     check_certificate(certificate, bundle, accept_draft=False)
     hops = {hop.name: hop for hop in certificate.hops}
     assert (hops["http"].rows, hops["http"].flipped, hops["http"].max_difference) == (41, [], 0.0)
-    assert hops["http"].reference == "onnxruntime/cpu/fp32"
+    assert hops["http"].reference == f"onnxruntime/cpu/{bundle.manifest.choice['cpu'].variant}"
+    leaderboard = json.loads((project / "reports/leaderboard.json").read_text())
+    assert leaderboard["choice"] == {name: choice.model_dump(mode="json") for name, choice in bundle.manifest.choice.items()}
+    assert "Chosen on the CPU" in (project / "reports/leaderboard.html").read_text()
     assert "onnxruntime/cpu/int8_tensorrt" in result.stdout
     if NO_GPU:
         skipped = {name for name, hop in hops.items() if hop.status == "not_executed"}

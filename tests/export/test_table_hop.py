@@ -59,7 +59,7 @@ def run_hop(folder: Path, params: Params, bundle: LoadedBundle, expected: NDArra
     reference = judge.first("onnxruntime/cpu/fp32", CPU, before)
     settings = {"SLIPWAY_BUNDLE": str(folder / "bundle"), "SLIPWAY_CERTIFICATE": str(folder / "certificate.json")}
     service = ServiceHop(serve_command(), settings | {"SLIPWAY_ACCEPT_DRAFT": "true"}, folder / "service.log")
-    return service.run(judge, bundle, [(reference, before)], row_payloads(raw, rows), params.verify)
+    return service.run(judge, bundle, [(reference, before)], row_payloads(raw, rows), params.verify)[0]
 
 
 def test_the_service_answers_the_raw_rows_as_the_runtime_answers_the_encoded_ones(folder: Path, table_params: Params) -> None:

@@ -34,6 +34,7 @@ from slipway.training.calibrated import calibrated as calibrated_as
 from slipway.training.networks import NetworkSpec, TableNetwork, build_network, load_network
 from slipway.training.tabm_network import RowEncoding
 from tests.calibrations import CALIBRATION, calibrated
+from tests.packed_rows import write_split_rows
 from tests.packed_tables import fit_contract, write_packed_table
 from tests.project_params import NO_AUGMENTATION
 
@@ -53,7 +54,7 @@ def params_for(task: Task) -> Params:
     content["evaluate"] |= {"gates": gate, "bootstrap_samples": 100}
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 256}
     content["compile"] |= {"optimal_batch_size": 8}
-    content["verify"] |= {"timing_rounds": 3, "max_metric_loss": {"fp16": 0.004, "int8": 0.02, "int8_tensorrt": 0.02}}
+    content["verify"] |= {"timing_rounds": 3, "max_metric_loss": {"fp16": 0.004, "int8": 0.02, "int8_dynamic": 0.02, "int8_tensorrt": 0.02}}
     return parse_params(content)
 
 
@@ -69,6 +70,7 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     params = params_for(task)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json")))
     write_packed_table(tmp_path / "data/packed", task, NUM_ROWS)
+    write_split_rows(tmp_path / "data")
     write_plan(tmp_path / "data/augmented", plan_from_params(params.augment, params.seed))
     for stage in ("train", "evaluate", "export", "compile"):
         run_stage(tmp_path, stage)
@@ -85,7 +87,8 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     measured = [runner.torch, *runner.run_onnx(), runner.run_engine(Path("artifacts/engine"))]
     hops = [hop for hop, answers in measured if answers is not None]
     assert [hop.name for hop in hops if hop.actual and hop.actual.provider == "cpu"] == [
-        "torch", "onnxruntime/cpu/fp32", "onnxruntime/cpu/fp16", "onnxruntime/cpu/int8", "onnxruntime/cpu/int8_tensorrt",
+        "torch", "onnxruntime/cpu/fp32", "onnxruntime/cpu/fp16", "onnxruntime/cpu/int8", "onnxruntime/cpu/int8_dynamic",
+        "onnxruntime/cpu/int8_tensorrt",
     ]  # fmt: skip
     assert {hop.status for hop in hops} == {"agrees"}, [(hop.name, hop.reason) for hop in hops]
     assert {hop.rows for hop in hops} == {NUM_ROWS["test"]}
@@ -108,7 +111,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, ExportR
     assert isinstance(network, TableNetwork)
     assert isinstance(network.backbone.pieces, torch.nn.Parameter)
     torch.nn.init.normal_(network.backbone.pieces)
-    rows = ExportRows(open_split(root, manifest, "train").inputs[:256], open_split(root, manifest, "val").inputs)
+    rows = ExportRows(open_split(root, manifest, "train").inputs[:256], open_split(root, manifest, "val"))
     trained = Trained(calibrated(network, rows.calibration, None), spec.task, spec.input, [], "0" * 64, CALIBRATION, {})
     return trained, rows, export_graph(trained.network, spec.input, trained.output, opset=18, max_batch_size=64)
 
@@ -120,9 +123,9 @@ def answers(graph: bytes, rows: NDArray[Any]) -> Answers:
 def test_the_graph_is_the_network_at_every_batch_size(exported: tuple[Trained, ExportRows, bytes]) -> None:
     trained, rows, graph = exported
     check_graph(graph, trained.input, trained.output)
-    assert prove_parity(trained.network, graph, rows.validation, batch_sizes=[1, 2, 7, 64], max_difference=1e-5) < 1e-5
+    assert prove_parity(trained.network, graph, rows.validation.inputs, batch_sizes=[1, 2, 7, 64], max_difference=1e-5) < 1e-5
     with pytest.raises(ParityError, match="batch of 65"):  # beyond what it was exported for
-        prove_parity(_never_the_same(), graph, rows.validation, batch_sizes=[65], max_difference=0.0)
+        prove_parity(_never_the_same(), graph, rows.validation.inputs, batch_sizes=[65], max_difference=0.0)
 
 
 def _never_the_same() -> Any:
@@ -133,12 +136,12 @@ def _never_the_same() -> Any:
     return NeverTheSame()
 
 
-@pytest.mark.parametrize("variant", ["fp16", "int8", "int8_tensorrt"])
+@pytest.mark.parametrize("variant", ["fp16", "int8", "int8_dynamic", "int8_tensorrt"])
 def test_every_variant_answers_as_fp32_does(exported: tuple[Trained, ExportRows, bytes], variant: str, tmp_path: Path) -> None:
     trained, rows, graph = exported
-    smaller = make_variant(variant, graph, rows.calibration, tmp_path)
+    smaller, _ = make_variant(variant, graph, rows.calibration, tmp_path, lambda graph: 0.0, 0.0)
     check_graph(smaller, trained.input, trained.output)
-    expected, found = answers(graph, rows.validation[:]), answers(smaller, rows.validation[:])
+    expected, found = answers(graph, rows.validation.inputs[:]), answers(smaller, rows.validation.inputs[:])
     off = np.square(found.outputs - expected.outputs).mean() ** 0.5 / expected.outputs.std()
     assert off < (0.002 if variant == "fp16" else 0.1)
     outliers = np.array([[1e30, -1e30, 1e30, 0.0, 0.0, 1.0]], dtype=np.float32)  # three numbers, a boolean, an indicator, a code

@@ -22,7 +22,8 @@ from slipway.preprocess import ImageContract
 from slipway.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
 from slipway.training.networks import NetworkSpec, build_network
 from tests.calibrations import CALIBRATION, calibrated
-from tests.export.conftest import Project
+from tests.export.conftest import QUICK, RESAMPLING, Project
+from tests.packed_rows import packed_split
 from tests.packed_tables import write_packed_table
 
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed")
@@ -43,7 +44,9 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
     trained = Trained(calibrated(build_network(spec), pictures), spec.task, contract, spec.classes, "0" * 64, CALIBRATION, {})
     folder = tmp_path_factory.mktemp("resnet18")
-    write_bundle(folder, trained, ExportRows(pictures, pictures), export_params.export, trace_lineage({}, []))
+    ids = [f"{row:016x}" for row in range(len(pictures))]
+    rows = ExportRows(pictures, packed_split(pictures, np.arange(len(pictures)) % 3, ids, ids))
+    write_bundle(folder, trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
     return load_bundle(folder)
 
 
@@ -58,11 +61,12 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
         target_scale=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    rows = ExportRows(*(open_split(root / "packed", manifest, split).inputs[:] for split in ("train", "val")))
-    network = calibrated(build_network(spec), rows.calibration)
+    train, val = (open_split(root / "packed", manifest, split) for split in ("train", "val"))
+    network = calibrated(build_network(spec), train.inputs[:])
     trained = Trained(network, spec.task, spec.input, spec.classes, "0" * 64, CALIBRATION, {})
     (root / "bundle").mkdir()
-    write_bundle(root / "bundle", trained, rows, export_params.export, trace_lineage({}, []))
+    rows = ExportRows(train.inputs[:], val)
+    write_bundle(root / "bundle", trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
     return load_bundle(root / "bundle")
 
 

@@ -8,10 +8,10 @@ from PIL import Image
 
 from slipway.bundle import OutputContract
 from slipway.calibration import Answers
-from slipway.certificate import Execution
 from slipway.data.packed import PackedSplit
 from slipway.errors import ParityError
-from slipway.export.half_precision import LAYERS
+from slipway.export.graph import torch_answers
+from slipway.export.half_precision import LAYERS, score_branch
 from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
 from slipway.preprocess import ImageContract, image_array
 from slipway.runtime import open_onnx
@@ -25,18 +25,6 @@ PIXEL = ImageContract(kind="images", transform=None, size_px=1, channels=1, fit=
 
 def answers(outputs: NDArray[np.float32]) -> Answers:
     return Answers(outputs, np.ones(len(outputs), dtype=np.float32))
-
-
-class FixedRunner:
-    """Answers what it was given."""
-
-    actual = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
-
-    def __init__(self, answers: NDArray[np.float32]) -> None:
-        self._answers = answers
-
-    def run(self, batch: NDArray[np.uint8]) -> Answers:
-        return answers(self._answers)
 
 
 def split(num_rows: int) -> PackedSplit:
@@ -122,7 +110,7 @@ RIGHT = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], dtype=np.float32)
 
 def test_a_sound_variant_passes_with_its_difference() -> None:
     found = RIGHT + np.array([0.01, -0.01], dtype=np.float32)
-    assert refuse_broken("int8", FixedRunner(found), answers(RIGHT), pixels(0), PROBABILITIES) == pytest.approx(0.01, rel=1e-3)
+    assert refuse_broken("int8", answers(found), answers(RIGHT), PROBABILITIES) == pytest.approx(0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -135,22 +123,24 @@ def test_a_sound_variant_passes_with_its_difference() -> None:
 )
 def test_a_broken_classifier_is_refused(found: NDArray[np.float32], message: str) -> None:
     with pytest.raises(ParityError, match=message):
-        refuse_broken("int8", FixedRunner(found), answers(RIGHT), pixels(0), PROBABILITIES)
+        refuse_broken("int8", answers(found), answers(RIGHT), PROBABILITIES)
 
 
 def test_a_broken_regressor_is_refused() -> None:
     reference = np.array([[100.0], [110.0], [120.0]], dtype=np.float32)
-    assert refuse_broken("int8", FixedRunner(reference + 1), answers(reference), pixels(0), VALUE) == 1.0
+    assert refuse_broken("int8", answers(reference + 1), answers(reference), VALUE) == 1.0
     with pytest.raises(ParityError, match="more than fp32's answers spread"):
-        refuse_broken("int8", FixedRunner(reference + 50), answers(reference), pixels(0), VALUE)
+        refuse_broken("int8", answers(reference + 50), answers(reference), VALUE)
 
 
 @pytest.mark.slow
 def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier: Project) -> None:
     bundle, images = classifier.bundle(), classifier.split("test").inputs
-    assert set(bundle.manifest.models) == set(PRECISION)
+    assert {*bundle.manifest.models, *bundle.manifest.left_out} == set(PRECISION)
+    assert list(bundle.manifest.left_out) == ["int8_dynamic"], "a convolutional network"
+    assert set(bundle.manifest.choice["cpu"].figures) == set(bundle.manifest.models)
     targets = classifier.split("test").targets
-    for variant in PRECISION:
+    for variant in bundle.manifest.models:
         graph = bundle.model_bytes(variant)
         model = onnx.load_model_from_string(graph)
         facts = {entry.key: entry.value for entry in model.metadata_props}
@@ -164,10 +154,11 @@ def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier:
 @pytest.mark.slow
 def test_precision_is_in_the_graph(classifier: Project) -> None:
     bundle = classifier.bundle()
-    graphs = {variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph for variant in PRECISION}
+    graphs = {variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph for variant in bundle.manifest.models}
     kinds = {variant: {tensor.data_type for tensor in graph.initializer} for variant, graph in graphs.items()}
     tensor = onnx.TensorProto
-    layers = {name for node in graphs["fp16"].node if node.op_type in LAYERS for name in node.input}
+    alone = score_branch(graphs["fp16"])
+    layers = {name for node in graphs["fp16"].node if node.op_type in LAYERS and node.output[0] not in alone for name in node.input}
     assert {weight.data_type for weight in graphs["fp16"].initializer if weight.name in layers} == {tensor.FLOAT16}
     assert {tensor.INT8, tensor.UINT8, tensor.INT32} <= kinds["int8"]
     assert tensor.INT8 in kinds["int8_tensorrt"]
@@ -175,7 +166,23 @@ def test_precision_is_in_the_graph(classifier: Project) -> None:
 
 
 @pytest.mark.slow
+def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Project) -> None:
+    bundle, images = classifier.bundle(), classifier.split("test").inputs
+    expected = torch_answers(classifier.calibrated(), images[:]).scores
+    for variant in PRECISION:
+        graph = onnx.load_model_from_string(bundle.model_bytes(variant)).graph
+        alone, kinds = score_branch(graph), {weight.name: weight.data_type for weight in graph.initializer}
+        branch = [node for node in graph.node if node.output[0] in alone]
+        assert {node.op_type for node in branch if node.op_type in LAYERS}
+        floats = {kinds[name] for node in branch for name in node.input if name in kinds} - {onnx.TensorProto.INT64}
+        assert floats == {onnx.TensorProto.FLOAT}, variant
+        runner = open_onnx(bundle.model_bytes(variant), variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
+        found = run_in_batches(runner, images, 16).scores
+        assert np.abs(found - expected).mean() < {"fp32": 1e-5, "fp16": 0.01}.get(variant, 0.1) * expected.mean(), variant
+
+
+@pytest.mark.slow
 def test_export_leaves_nothing_but_the_bundle(classifier: Project, regressor: Project) -> None:
-    expected = {"bundle.json", *(f"model_{variant}.onnx" for variant in PRECISION)}
     for project in (classifier, regressor):
+        expected = {"bundle.json", *(f"model_{variant}.onnx" for variant in project.bundle().manifest.models)}
         assert {path.name for path in Path(project.bundle_root).iterdir()} == expected

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from slipway.contract import Task
 from slipway.data import packed
 from slipway.data.packed import PackedManifest, TargetScale
+from slipway.data.rows import SPLIT_ROWS, write_table
 from slipway.params import Params, parse_params
 from slipway.preprocess import ImageContract
 from slipway.training.networks import Network, NetworkSpec, build_network, save_checkpoint
@@ -73,6 +76,7 @@ def write_project(task: Task) -> None:
         splits=splits,
     )
     packed.write_manifest(Path("data/packed"), manifest)
+    write_table(Path("data/split/rows.parquet"), split_rows(task), SPLIT_ROWS)
     save_checkpoint(Path("artifacts/checkpoint"), model_card(wanted), network(task).state_dict())
     for name in ("train/loss", "val/loss", "val/accuracy", "learning_rate"):
         curve = Path("reports/live/plots/metrics", f"{name}.tsv")
@@ -80,10 +84,34 @@ def write_project(task: Task) -> None:
         curve.write_text(f"step\t{curve.stem}\n1\t2.0\n2\t1.0\n3\t0.5\n")
 
 
-def params_with(task: Task, gates: dict[str, dict[str, float | None]]) -> Params:
+def split_rows(task: Task) -> pa.Table:
+    """`rows.SPLIT_ROWS` of the test rows, the last first: wide ones and square ones in turn, two groups, every seventh row flagged."""
+    rows = [
+        {
+            "id": f"{row:032x}",
+            "source": f"digits/{row}.png",
+            "label": CLASSES[int(target)] if task == "image_classification" else None,
+            "target": None if task == "image_classification" else float(target),
+            "group": "north" if row < 10 else "south",
+            "width": 16 if row % 2 else 8,
+            "height": 8,
+            "bytes": 64,
+            "sha256": f"{row:064x}",
+            "flags": ["blurred"] if row % 7 == 0 else [],
+            "corrections": [],
+            "split": "test",
+            "leaked": False,
+        }
+        for row, target in enumerate(targets(task))
+    ]
+    return pa.Table.from_pylist(rows[::-1], schema=SPLIT_ROWS)
+
+
+def params_with(task: Task, gates: dict[str, dict[str, float | None]], **evaluate: Any) -> Params:
+    """The project's params with other gates, and other values of the section evaluate."""
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
     content["data"]["task"] = task
-    content["evaluate"] |= {"gates": gates, "batch_size": 4}
+    content["evaluate"] |= {"gates": gates, "batch_size": 4, **evaluate}
     return parse_params(content)
 
 

@@ -4,16 +4,18 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from slipway.contract import Task
+from slipway.contract import CLASSIFICATION_METRICS, Task
 from slipway.data.packed import write_split
 from slipway.data.rows import PACKED_ROWS, read_table
-from slipway.errors import GateMissedError, IntegrityError, ParamsError, SchemaError, TrainingError
+from slipway.errors import DataError, GateMissedError, IntegrityError, MetricError, ParamsError, SchemaError, TrainingError
+from slipway.params import Params
 from slipway.reports.evaluation import read_metrics
 from slipway.reports.predictions import read_predictions
 from slipway.training.prediction import predict
@@ -21,7 +23,15 @@ from stages import evaluate
 from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, images, network, params_with
 
 Project = Callable[[Task], None]
-OUTPUTS = [evaluate.PREDICTIONS, evaluate.METRICS, evaluate.CONFUSION, evaluate.PAGE]
+OUTPUTS = [
+    evaluate.CALIBRATION,
+    evaluate.OUTLIER_SCORE,
+    evaluate.PREDICTIONS,
+    evaluate.METRICS,
+    evaluate.CONFUSION,
+    evaluate.SLICES,
+    evaluate.PAGE,
+]
 
 
 def test_a_classification_writes_every_output(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +43,14 @@ def test_a_classification_writes_every_output(project: Project, capsys: pytest.C
     assert content["accuracy"] == read_metrics(evaluate.METRICS)["accuracy"].value
     assert [entry["class"] for entry in content["per_class"]] == CLASSES
     assert sum(entry["rows"] for entry in content["per_class"]) == NUM_TEST_ROWS
+    assert {entry["name"] for entry in content["calibration"]} >= {
+        "coverage",
+        "calibration_error",
+        "calibration_error_before",
+        "log_loss_before",
+    }
+    assert content["coverage"] == next(entry["value"] for entry in content["calibration"] if entry["name"] == "coverage")
+    assert "What the answers are worth" in evaluate.PAGE.read_text()
     printed = capsys.readouterr().out
     assert "21 test rows" in printed
     assert "0.7619" in printed
@@ -55,7 +73,22 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
     project("image_regression")
     evaluate.run(params_with("image_regression", {}))
     content = json.loads(evaluate.METRICS.read_text())
-    assert set(content) == {"rmse", "mae", "r2", "mse", "rows", "metrics"}
+    assert set(content) == {
+        "rmse",
+        "mae",
+        "r2",
+        "mse",
+        "rows",
+        "metrics",
+        "slices_judged",
+        "slices_worse",
+        "slices",
+        "slices_too_small",
+        "by_target",
+        "coverage",
+        "outliers",
+        "calibration",
+    }
     table = read_predictions(evaluate.PREDICTIONS, classification=False)
     assert table.num_rows == NUM_TEST_ROWS
     assert content["mse"] == pytest.approx(5 / 21)  # five targets are 1 more than what the network answers
@@ -112,7 +145,8 @@ def test_every_metric_is_also_measured_without_the_leaked_rows(project: Project,
     assert content["leaked_rows"] == 5
     assert content["accuracy"] == pytest.approx(16 / 21)
     assert content["accuracy_without_leaked"] == 1
-    assert {entry["name"] for entry in content["metrics_without_leaked"]} == {entry["name"] for entry in content["metrics"]}
+    one_class = {"roc_auc", "average_precision"}  # the honest rows of this project have one class, which defines no area
+    assert {entry["name"] for entry in content["metrics_without_leaked"]} == {entry["name"] for entry in content["metrics"]} - one_class
     assert {entry["rows"] for entry in content["metrics_without_leaked"]} == {16}
     assert "accuracy_without_leaked" in capsys.readouterr().out
     page = evaluate.PAGE.read_text()
@@ -148,6 +182,86 @@ def test_where_too_few_other_rows_are_left_the_page_says_so(project: Project, nu
     assert "too few are left to measure" in evaluate.PAGE.read_text()
 
 
+# slices
+
+
+def with_table(params: Params, tmp_path: Path, **columns: list[Any]) -> Params:
+    """The same params with a table that names the images of the test rows, and other columns."""
+    path = tmp_path / "rows.csv"
+    lines = [",".join(columns), *(",".join(map(str, cells)) for cells in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return params.model_copy(update={"data": params.data.model_copy(update={"path": str(path)})})
+
+
+def number_sources() -> None:
+    """Let the packed rows come from the rows of a table."""
+    folder, path = Path("data/packed/test"), Path("data/packed/manifest.json")
+    rows = read_table(folder / "rows.parquet", PACKED_ROWS)
+    sources = pa.array([f"{row}:digits/{row}.png" for row in range(NUM_TEST_ROWS)])
+    rows = rows.set_column(rows.schema.get_field_index("source"), PACKED_ROWS.field("source"), sources)
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["test"] = write_split(folder, rows, tuple(manifest["splits"]["test"]["shape"])).model_dump()
+    path.write_text(json.dumps(manifest))
+
+
+def test_slices_are_in_the_metrics_the_plots_and_on_the_page(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every fifth row is wrong, and these alone come from the old camera and are of the third class."""
+    project("image_classification")
+    number_sources()
+    camera = ["old" if row % 5 == 0 else "new" for row in range(NUM_TEST_ROWS)]
+    params = params_with("image_classification", {}, slices=["camera"], slice_min_rows=5)
+    evaluate.run(with_table(params, tmp_path, camera=camera))
+    content = json.loads(evaluate.METRICS.read_text())
+    worse = [entry for entry in content["slices"] if entry["is_worse"]]
+    assert [(entry["by"], entry["value"], entry["rows"], entry["measured"]) for entry in worse] == [
+        ("class", CLASSES[2], 5, 0.0),
+        ("camera", "old", 5, 0.0),
+    ]
+    assert worse == content["slices"][: content["slices_worse"]]
+    assert {(entry["by"], entry["value"]) for entry in content["slices"]} >= {("group", "north"), ("size", "64 px"), ("camera", "new")}
+    assert content["slices_judged"] == len(content["slices"])
+    assert ("flag", "blurred", 3) in {(entry["by"], entry["value"], entry["rows"]) for entry in content["slices_too_small"]}
+    with evaluate.SLICES.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["slice"] for line in lines] == [f"{entry['by']} {entry['value']}" for entry in content["slices"]]
+    assert "camera old" in capsys.readouterr().out
+    page = evaluate.PAGE.read_text()
+    assert f"2 of {len(lines)} slices are worse" in page
+    assert "✗ worse" in page
+    assert "Least certain" in page
+
+
+def test_a_slice_gate_names_the_slice_with_its_interval_and_rows(project: Project) -> None:
+    project("image_classification")
+    params = params_with("image_classification", {}, slice_gates={"accuracy": {"min": 0.75, "max": None}}, slice_min_rows=5)
+    with pytest.raises(GateMissedError) as caught:
+        evaluate.run(params)
+    assert "accuracy in group north is 0.8000" not in str(caught.value)
+    assert "accuracy in group south is 0.7273 (95 % interval" in str(caught.value)
+    assert "11 rows), required at least 0.75" in str(caught.value)
+    assert all(path.is_file() for path in OUTPUTS)
+
+
+def test_a_column_that_is_not_there_is_named_before_anything_is_written(project: Project, tmp_path: Path) -> None:
+    project("image_classification")
+    number_sources()
+    params = params_with("image_classification", {}, slices=["kamera"])
+    with pytest.raises(DataError, match="did you mean 'camera'"):
+        evaluate.run(with_table(params, tmp_path, camera=["x"] * NUM_TEST_ROWS))
+    assert not any(path.exists() for path in OUTPUTS)
+
+
+def test_a_numeric_target_has_slices_by_rmse_and_no_least_certain_rows(project: Project) -> None:
+    project("image_regression")
+    evaluate.run(params_with("image_regression", {}, slice_min_rows=5))
+    content = json.loads(evaluate.METRICS.read_text())
+    assert {entry["metric"] for entry in content["slices"]} == {"rmse"}
+    assert {entry["by"] for entry in content["slices"]} >= {"target", "group", "size"}
+    page = evaluate.PAGE.read_text()
+    assert "Error against target" in page
+    assert "Least certain" not in page
+
+
 # gates
 
 
@@ -174,6 +288,22 @@ def test_every_missed_gate_is_named_with_its_interval_and_rows_after_the_outputs
     assert "recall_macro" not in text
     assert all(path.is_file() for path in OUTPUTS)
     assert "2 of 3 missed" in evaluate.PAGE.read_text()
+
+
+def test_a_metric_that_the_rows_do_not_define_is_told_and_a_gate_on_it_fails(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}, top_k=3))
+    assert "no top_k_accuracy: with 3 classes the best 3 always have the right one" in capsys.readouterr().out
+    assert "top_k_accuracy" not in read_metrics(evaluate.METRICS)
+    with pytest.raises(MetricError, match="asks for top_k_accuracy, which these test rows do not define"):
+        evaluate.run(params_with("image_classification", {"top_k_accuracy": {"min": 0.5, "max": None}}, top_k=3))
+
+
+def test_a_gate_on_the_best_k_classes_is_judged(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {"top_k_accuracy": {"min": 0.1, "max": None}}, top_k=2))
+    assert "no top_k_accuracy" not in capsys.readouterr().out
+    assert set(read_metrics(evaluate.METRICS)) == set(CLASSIFICATION_METRICS)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from slipway.params import Gate
 from slipway.preprocess import ImageContract
 from slipway.reports import charts, html_page
 from slipway.reports.charts import Series
-from slipway.reports.evaluation import Evaluation, GateResult
+from slipway.reports.evaluation import Evaluation
 from slipway.reports.evaluation_page import evaluation_page
+from slipway.reports.gates import GateResult
 from slipway.reports.html_page import Html, Section
 
 EVIL = "<script>alert('1')</script>\"&"

@@ -168,9 +168,12 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         max_batch_size=16,
         models=models,
         canary=None,
+        left_out={},
+        choice={},
         calibration=CALIBRATION,
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
-        lineage=Lineage(git_revision=None, git_dirty=False, params={}, digests={}),
+        card_sha256=None,
+        lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={"onnx": onnx.__version__},
     )
     bundles.write_manifest(root, manifest.model_copy(update=changes))
@@ -200,12 +203,16 @@ def hop(provider: str = "cpu", variant: str = "fp32", status: Literal["agrees", 
         requested=execution,
         actual=None if status == "not_executed" else execution,
         reference="torch",
+        allowed=None,
         rows=10,
         max_difference=0.0,
         mean_difference=0.0,
+        max_score_difference=None,
         flipped=[],
         worst_row=None,
+        batches=[],
         metric=None,
+        metric_changes={},
         latency_ms=0.1,
         rows_per_second=1e4,
     )
@@ -216,7 +223,7 @@ def certify(
 ) -> Path:
     """A certificate for `bundle` at `path`."""
     content: dict[str, Any] = {
-        "format_version": 1, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
+        "format_version": 2, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
         "digests": {}, "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
     }  # fmt: skip
     write_certificate(path, Certificate.model_validate(content))

@@ -148,12 +148,14 @@ def test_next_power_of_two(count: int, expected: int) -> None:
 def test_padding_changes_the_size_that_runs_and_not_the_answers() -> None:
     model = Recorder()
     batch = np.arange(15, dtype=np.uint8).reshape(5, 3)
-    assert (padded(model.run, 16)(batch) == batch * 2).all()
+    outputs, scores = padded(model.run, 16)(batch)
+    assert (outputs == batch * 2).all()
+    assert (scores == batch[:, 0]).all()
     assert len(model.batches[0]) == 8
 
 
 def test_padding_never_goes_beyond_the_largest_batch() -> None:
     model = Recorder()
     batch = np.arange(15, dtype=np.uint8).reshape(5, 3)
-    assert (padded(model.run, 6)(batch) == batch * 2).all()
+    assert (padded(model.run, 6)(batch).outputs == batch * 2).all()
     assert len(model.batches[0]) == 6

@@ -1,15 +1,21 @@
-"""`bentoml build`: what goes into a bento, and that it serves on its own."""
+"""`bentoml build`: what goes into a bento, that it serves on its own, and that none is made of what is not certified."""
 
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
+from serving.packing import bento_labels
+from slipway.errors import SlipwayError
+from slipway.passport import write_engine
+from tests.export.small_bundle import passport_for, write_small_bundle
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, environment, running
 from tests.structure.closure import closure, imported_modules
@@ -50,19 +56,29 @@ def pins(text: str) -> set[tuple[str, str]]:
     return set(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose `bentoml` is a BENTOML_HOME with a bento; the project that it was built from is gone."""
-    folder = tmp_path_factory.mktemp("bento")
-    project = folder / "project"
+def make_project(project: Path) -> Path:
+    """What a bento is built from, with a certified bundle."""
     for name in ("serving", "slipway", "stages", "transforms"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", project)
     certify(project / "artifacts/certificate.json", write_bundle(project / "artifacts/bundle"))
+    return project
+
+
+def build(folder: Path, project: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """`bentoml build` in the project, with a BENTOML_HOME in the folder."""
+    command = [sys.executable, "-m", "bentoml", "build"]
+    return subprocess.run(command, cwd=project, env=outside_settings(folder) | settings, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose `bentoml` is a BENTOML_HOME with a bento; the project that it was built from is gone."""
+    folder = tmp_path_factory.mktemp("bento")
+    project = make_project(folder / "project")
     (project / "data").mkdir()
     (project / "data/secret.csv").write_text("not for the bento")
-    command = [sys.executable, "-m", "bentoml", "build"]
-    done = subprocess.run(command, cwd=project, env=outside_settings(folder), capture_output=True, text=True, timeout=120)
+    done = build(folder, project)
     assert done.returncode == 0, done.stdout + done.stderr
     shutil.rmtree(project)
     return folder
@@ -71,6 +87,59 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outside_settings(folder: Path) -> dict[str, str]:
     """No SLIPWAY_ variable: the bento finds its own files."""
     return {name: value for name, value in environment(folder).items() if not name.startswith("SLIPWAY_")}
+
+
+def flip_a_byte(path: Path) -> None:
+    payload = bytearray(path.read_bytes())
+    payload[len(payload) // 2] ^= 1
+    path.write_bytes(payload)
+
+
+def swap_the_engine(root: Path) -> None:
+    other = write_small_bundle(root / "other")
+    write_engine(root / "artifacts/engine", b"plan", passport_for(other, b"plan"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda root: (root / "artifacts/certificate.json").unlink(), "nothing proves this bundle"),
+        (lambda root: certify(root / "artifacts/certificate.json", write_bundle(root / "artifacts/bundle"), status="draft"), "'draft'"),
+        (lambda root: certify(root / "artifacts/certificate.json", write_bundle(root / "artifacts/bundle"), status="refused"), "'refused'"),
+        (lambda root: write_bundle(root / "artifacts/bundle", max_batch_size=4), "the certificate is for bundle"),
+        (lambda root: flip_a_byte(root / "artifacts/bundle/model_fp32.onnx"), "was altered"),
+        (lambda root: flip_a_byte(root / "artifacts/certificate.json"), "certificate.json"),
+        (lambda root: shutil.rmtree(root / "artifacts/bundle"), "is not a bundle"),
+        (swap_the_engine, "the engine is not of bundle"),
+    ],
+)
+def test_what_is_not_certified_is_not_packed(tmp_path: Path, spoil: Callable[[Path], object], reason: str) -> None:
+    bundle = write_bundle(tmp_path / "artifacts/bundle")
+    certify(tmp_path / "artifacts/certificate.json", bundle)
+    assert bento_labels(tmp_path) == {"model_version": bundle.version, "task": "image_classification", "hops_that_agree": "1"}
+    spoil(tmp_path)
+    with pytest.raises(SlipwayError, match=reason):
+        bento_labels(tmp_path)
+
+
+@pytest.mark.slow
+def test_bentoml_build_refuses_a_bundle_without_its_certificate_whatever_the_settings_say(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project")
+    elsewhere = (project / "artifacts/certificate.json").rename(tmp_path / "certificate.json")
+    done = build(tmp_path, project, SLIPWAY_CERTIFICATE=str(elsewhere))
+    assert done.returncode == 1
+    assert "no bento is built of what is not certified" in done.stdout + done.stderr
+    assert "Run `dvc repro verify`" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not list((tmp_path / "bentoml/bentos").glob("slipway/*"))
+
+
+@pytest.mark.slow
+def test_a_bento_is_labelled_with_its_model(built: Path) -> None:
+    (manifest,) = (built / "bentoml/bentos/slipway").glob("*/bento.yaml")
+    labels = yaml.safe_load(manifest.read_text())["labels"]
+    assert labels["hops_that_agree"] == "1"
+    assert len(labels["model_version"]) == 12
 
 
 @pytest.mark.slow

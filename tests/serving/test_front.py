@@ -20,6 +20,7 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, run
 
 PNG = {"content-type": "image/png"}
+CPU_FP32 = {"backend": "onnxruntime", "provider": "cpu", "precision": "fp32", "variant": "fp32"}
 
 
 def test_both_ways_of_sending_give_the_graphs_answer(make_settings: MakeSettings) -> None:
@@ -250,7 +251,9 @@ def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSetti
         assert card["execution"]["actual"]["variant"] == "fp32"
         assert card["labels"] == LABELS
         assert card["metrics"]["accuracy"]["rows"] == 100
-        assert card["certificate"]["hops"][0]["status"] == "agrees"
+        hop = card["certificate"]["hops"][0]
+        assert (hop["status"], hop["requested"], hop["actual"]) == ("agrees", CPU_FP32, CPU_FP32)
+        assert card["certificate"]["bundle_digest"] == card["bundle_digest"]
 
     run(make_settings(provider="cpu"), work)
 

@@ -2,6 +2,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from serving.model import InvalidAnswerError, example_inputs, load_model
 from serving.selection import select
 from slipway import files, runtime
-from slipway.bundle import LoadedBundle, describe_model, load_bundle
+from slipway.bundle import Choice, LoadedBundle, describe_model, load_bundle
 from slipway.certificate import Execution, read_certificate
 from slipway.columns import Column, ColumnContract
 from slipway.errors import BundleError, CertificateError, IntegrityError, SlipwayError, UnavailableError
@@ -194,6 +195,60 @@ def test_an_answer_that_is_not_finite_is_no_answer(certified: Path, make_setting
             model.answer(np.array([broken], dtype=np.float32), score)
         with pytest.raises(InvalidAnswerError):
             model.answer(value, np.float32(broken))
+
+
+def choose(root: Path, variant: str, provider: str = "cpu") -> LoadedBundle:
+    """The bundle with fp32, fp16 and int8, and `variant` chosen for a provider."""
+    content = {
+        "variant": variant, "max_metric_loss": 0.005, "prefer": "fastest", "reason": "It is 2 times as fast.", "figures": {},
+        "hardware": {},
+    }  # fmt: skip
+    models = bundle_with_variants(root).manifest.models
+    return write_bundle(root, models=models, choice={provider: Choice.model_validate(content)}, left_out={"int8_dynamic": "no products"})
+
+
+def test_auto_serves_what_export_chose_and_the_card_says_why(certified: Path, make_settings: MakeSettings) -> None:
+    hops = [hop(variant="fp32"), hop(variant="int8")]
+    certify(certified / "certificate.json", choose(certified / "bundle", "int8"), hops)
+    model = load_model(make_settings(provider="cpu"))
+    assert (model.selection.actual.variant, model.selection.passed_over) == ("int8", [])
+    assert model.card()["execution"]["why"] == "chosen at export. It is 2 times as fast."
+    assert model.card()["choice"]["cpu"]["max_metric_loss"] == 0.005
+    named = load_model(make_settings(provider="cpu", variant="fp32")).selection
+    assert (named.actual.variant, named.why) == ("fp32", "asked for by name")
+
+
+@pytest.mark.parametrize("status", ["differs", "not_executed"])
+def test_a_choice_that_is_not_certified_is_passed_over_for_fp32_with_the_reason(
+    certified: Path, make_settings: MakeSettings, status: Literal["differs", "not_executed"]
+) -> None:
+    hops = [hop(variant="fp32"), hop(variant="int8", status=status)]
+    certify(certified / "certificate.json", choose(certified / "bundle", "int8"), hops)
+    selection = load_model(make_settings(provider="cpu")).selection
+    assert selection.actual.variant == "fp32"
+    assert selection.passed_over[0].startswith("cpu/int8: the certificate ")
+    assert selection.why == "export chose int8 for cpu, which was passed over"
+
+
+def test_a_choice_holds_for_its_own_provider_alone(certified: Path, make_settings: MakeSettings) -> None:
+    hops = [hop(variant="fp32"), hop(variant="int8")]
+    certify(certified / "certificate.json", choose(certified / "bundle", "int8", "cuda"), hops)
+    selection = load_model(make_settings(provider="cpu")).selection
+    assert (selection.actual.variant, selection.passed_over) == ("fp32", [])
+    assert "nothing was chosen for it" in selection.why
+
+
+def test_a_choice_survives_reading_and_one_of_an_unknown_variant_is_refused(tmp_path: Path) -> None:
+    choice = choose(tmp_path, "int8").manifest.choice["cpu"]
+    assert (choice.variant, choice.reason) == ("int8", "It is 2 times as fast.")
+    with pytest.raises(BundleError, match=r"choice\.cpu names int4, models has fp16, fp32, int8"):
+        choose(tmp_path, "int4")
+
+
+def test_a_variant_that_was_left_out_is_refused_with_that_reason(certified: Path, make_settings: MakeSettings) -> None:
+    certify(certified / "certificate.json", choose(certified / "bundle", "fp32"))
+    with pytest.raises(UnavailableError, match="it was left out: no products"):
+        load_model(make_settings(provider="cpu", variant="int8_dynamic"))
 
 
 def test_auto_takes_fp32_on_the_cpu_and_says_what_it_passed_over(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ import ruamel.yaml
 PACKAGES = ("slipway", "stages", "serving")
 # verify starts the service as a process of its own, which is a dependency that no import shows.
 STARTED_BY = {"verify": ["serving/service.py"]}
-# The user's functions are imported by a name in params.yaml: by precompute, and by the service that verify starts.
+# The user's functions are imported by a name in params.yaml: by precompute, by the service that verify starts, and by evaluate, where a
+# released model takes raw images.
 USERS_CODE = "transforms"
-RUNS_USERS_CODE = ("precompute", "verify")
+RUNS_USERS_CODE = ("precompute", "evaluate", "verify")
 
 
 def imported_modules(source: str) -> Iterator[str]:

@@ -29,6 +29,7 @@ ALLOWED = {
     "planning": {"ring 0", "data", "reports", "training", "planning"},
     "doctor": {"ring 0", "data", "reports", "training", "doctor"},
     "export": {"ring 0", "data", "reports", "training", "export"},
+    "replay": {"ring 0", "reports", "training", "export", "replay"},
     "stages": {"ring 0", "data", "reports", "training", "export"},
     "serving": {"ring 0", "serving"},
 }

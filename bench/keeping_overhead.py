@@ -1,0 +1,68 @@
+"""What does keeping requests cost? Requests a second of one tiny graph with keeping off, of a tenth, and of all requests.
+
+`python -m bench.keeping_overhead` starts three services, asks them in turns over 32 connections on this machine, and prints and
+writes one table. The client shares the cores with the services, and the graph is as small as can be: a real model hides more.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from bench.serving_overhead import Measured, conditions, http_request, measure, table, wait_until_ready
+from slipway import files
+from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.server import environment, free_port
+
+NUM_ROUNDS = 7
+RESULT = Path("bench/results/keeping_overhead.md")
+SHARES = {"off": None, "a tenth of the requests": 0.1, "every request": 1.0}
+
+
+@contextmanager
+def started(folder: Path, number: int, share: float | None) -> Iterator[str]:
+    """The address of a service that keeps that share."""
+    url = f"http://127.0.0.1:{free_port()}"
+    settings = {} if share is None else {"keep_directory": folder / f"kept-{number}", "keep_share": share, "keep_bytes": 64 << 20}
+    variables = environment(folder, **settings) | {"BENTOML_HOME": str(folder / f"home-{number}")}
+    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", url.rpartition(":")[2]]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+    try:
+        wait_until_ready(url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def outcomes(url: str) -> str:
+    """What became of the sampled requests."""
+    lines = [line for line in httpx.get(url + "/metrics").text.splitlines() if line.startswith("slipway_kept_requests_total{")]
+    return ", ".join(f"{float(line.split()[-1]):,.0f} {line.split(chr(34))[1]}" for line in lines)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as services:
+        folder = Path(temporary)
+        certify(folder / "certificate.json", write_bundle(folder / "bundle"))
+        request = http_request("/predict", "image/png", picture())
+        all_measured = []
+        for number, (name, share) in enumerate(SHARES.items()):
+            url = services.enter_context(started(folder, number, share))
+            all_measured.append(Measured(f"kept: {name}", url, request))
+        for _ in range(NUM_ROUNDS):
+            for measured in all_measured:
+                measure(measured)
+        kept = "\n".join(f"* {one.name}: {outcomes(one.url)}" for one in all_measured[1:])
+        text = f"# Overhead of keeping requests\n\n{table(all_measured)}\n\nOver all rounds:\n\n{kept}\n\n{conditions(NUM_ROUNDS)}\n"
+    print(text)
+    files.write_text(RESULT, text)
+
+
+if __name__ == "__main__":
+    main()

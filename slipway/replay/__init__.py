@@ -1,0 +1,1 @@
+"""A kept request once more through every hop, and where its model comes from."""

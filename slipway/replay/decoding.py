@@ -1,0 +1,30 @@
+"""From a kept payload to what the network takes, by the bundle's own contract: what the service does with the same bytes."""
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.columns import ColumnContract, encode_rows, listed_rows, read_row
+from slipway.errors import DataError
+from slipway.input_contract import InputContract
+from slipway.preprocess import array_from_bytes
+
+
+def decode_payload(payload: bytes, contract: InputContract) -> NDArray[Any]:
+    """(rows, ...) as the network takes them.
+
+    DataError where this Slipway does not take the payload any more; UnavailableError or IntegrityError where
+    the bundle's own function on images is not here, or is another.
+    """
+    if not isinstance(contract, ColumnContract):
+        return array_from_bytes(payload, contract)[np.newaxis]
+    try:
+        content = json.loads(payload)
+    except ValueError as error:
+        raise DataError(f"it is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError("it is no JSON object")
+    rows = listed_rows(content)
+    return encode_rows([read_row(row, contract) for row in ([content] if rows is None else rows)], contract)

@@ -1,0 +1,48 @@
+"""What `evaluate` prints: headline numbers, the slices that are worse, and how far from the released model."""
+
+from slipway.metrics import why_absent
+from slipway.reports.console import interval, number, text_table
+from slipway.reports.evaluation import Evaluation, headlines
+from slipway.reports.release_comparison import ReleasedComparison
+from slipway.reports.slice_scores import SliceScores
+
+_MOST_SHOWN = 5
+
+
+def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
+    """Lines that begin with two spaces, those too that tell which metrics the rows do not define, and why."""
+    absent = why_absent(evaluation.task, evaluation.targets, len(evaluation.classes), top_k)
+    first = [(name, evaluation.metrics[name]) for name in headlines(evaluation.task)]
+    first += evaluation.worth.metrics.items() if evaluation.worth else ()
+    first += [
+        (f"{name}_without_leaked", evaluation.without_leaked[name])
+        for name in headlines(evaluation.task)
+        if name in evaluation.without_leaked
+    ]
+    rows = [[name, number(metric.value), interval(metric), str(metric.rows)] for name, metric in first]
+    lines = [text_table(["metric", "value", "interval", "rows"], rows, "  ")]
+    lines += [f"  no {name}: {reason}" for name, reason in absent.items()]
+    lines += _slices(evaluation.slices) if evaluation.slices else []
+    lines += _released(evaluation.released) if evaluation.released else []
+    return "\n".join(lines)
+
+
+def _slices(scores: SliceScores) -> list[str]:
+    worse = scores.worse
+    lines = [f"  {len(worse)} of {len(scores.judged)} slices are worse than the other rows; {len(scores.too_small)} have too few rows"]
+    rows = [
+        [score.title, number(score.metric.value), interval(score.metric), str(score.metric.rows), f"{score.p_value:.3g}"]
+        for score in worse[:_MOST_SHOWN]
+    ]
+    return [*lines, text_table(["slice", scores.metric, "interval", "rows", "adjusted p"], rows, "    ")] if rows else lines
+
+
+def _released(released: ReleasedComparison) -> list[str]:
+    found = released.difference
+    left_out = released.refused + (released.known or 0)
+    return [
+        f"  against released {released.version}: {found.metric} {number(found.before)} -> {number(found.after)}, difference "
+        f"{found.difference:+.4g} ({found.low:+.4g} to {found.high:+.4g}), p = {released.p_value:.3g}, {found.rows} rows, "
+        f"{left_out} left out",
+        f"  of the released model: {released.knowledge}",
+    ]

@@ -1,0 +1,54 @@
+"""From the answers of the trained network to all that is said of them: metrics, slices, the comparison with the released model, gates."""
+
+from collections.abc import Sequence
+
+from slipway.contract import is_classification
+from slipway.data.packed import PackedManifest, PackedSplit
+from slipway.metrics import Resampling, measure
+from slipway.params import EvaluateParams
+from slipway.reports.calibration import Worth
+from slipway.reports.evaluation import Evaluation, measure_without_leaked
+from slipway.reports.gates import GateResult, apply_gates, apply_slice_gates
+from slipway.reports.release_comparison import ReleasedAnswers, compare, released_gate
+from slipway.reports.slice_scores import RowAnswers, score_slices
+from slipway.reports.slices import Dimension
+from slipway.target_errors import errors_by_target
+
+_NUM_RANGES = 5  # of a numeric target
+
+
+def measure_rows(
+    test: PackedSplit,
+    manifest: PackedManifest,
+    worth: Worth,
+    dimensions: Sequence[Dimension],
+    released: ReleasedAnswers | None,
+    wanted: EvaluateParams,
+) -> Evaluation:
+    """`worth` and `released` have answers to the rows of `test`, which `dimensions` cut."""
+    outputs, resampling = worth.answers.outputs, worth.resampling
+    answers = RowAnswers(manifest.task, test.targets, outputs, wanted.top_k)
+    return Evaluation(
+        manifest.task,
+        manifest.classes,
+        test.ids,
+        test.sources,
+        test.targets,
+        outputs,
+        measure(manifest.task, test.targets, outputs, resampling, top_k=wanted.top_k),
+        test.leaked,
+        measure_without_leaked(manifest.task, test.targets, outputs, test.leaked, resampling, wanted.top_k),
+        score_slices(dimensions, answers, wanted.slice_min_rows, resampling),
+        compare(answers, released, resampling) if released else None,
+        [] if is_classification(manifest.task) else errors_by_target(test.targets, outputs, _NUM_RANGES, resampling),
+        worth,
+    )
+
+
+def judge(evaluation: Evaluation, wanted: EvaluateParams, resampling: Resampling) -> list[GateResult]:
+    """Every gate that the params ask for, reached or missed."""
+    gates = apply_gates(wanted.gates, evaluation.metrics)
+    if evaluation.slices is not None:
+        answers = RowAnswers(evaluation.task, evaluation.targets, evaluation.outputs, wanted.top_k)
+        gates += apply_slice_gates(wanted.slice_gates, evaluation.slices, answers, resampling)
+    return gates + ([released_gate(evaluation.released, wanted.released_max_loss)] if evaluation.released else [])

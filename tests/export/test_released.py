@@ -1,0 +1,261 @@
+"""The released bundle answers the very same test rows through its own preprocessing, and `make release` is what makes one."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway import files
+from slipway.bundle import Lineage, load_bundle
+from slipway.columns import encode_rows, read_row
+from slipway.contract import is_table
+from slipway.data.packed import PackedManifest, PackedSplit
+from slipway.data.table_source import read_json_rows
+from slipway.errors import BundleError, CertificateError, IntegrityError
+from slipway.export import release as releasing
+from slipway.export.release import RELEASED, read_known_rows, release
+from slipway.export.released import ask_released, open_released
+from slipway.params import DataParams
+from slipway.preprocess import array_from_bytes
+from tests.data.raw_files import data_params
+from tests.packed_rows import packed_split
+from tests.packed_tables import write_packed_table
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    LABELS,
+    ROW,
+    certify,
+    picture,
+    probabilities,
+    row_classifier,
+    row_probabilities,
+    table_row,
+    write_bundle,
+)
+
+NOWHERE = Path("nowhere")
+CLASSES = sorted(LABELS)  # another order than the bundle's
+ORDER = [LABELS.index(name) for name in CLASSES]
+
+
+def manifest_like(task: str = "image_classification", contract: object = CONTRACT, classes: list[str] = CLASSES) -> PackedManifest:
+    return PackedManifest.model_validate(
+        {
+            "format_version": 2,
+            "task": task,
+            "input": contract,
+            "classes": classes,
+            "mean": [],
+            "std": [],
+            "target_scale": None,
+            "splits": {},
+        }
+    )
+
+
+def no_raw_data() -> DataParams:
+    raise AssertionError("the raw rows are not needed")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
+    """A folder of classes with pictures larger than the bundle takes, as a packed split of its own size, and as the bundle takes them."""
+    payloads = {f"{CLASSES[row % 3]}/{row:02d}.png": picture(row, (20, 12)) for row in range(40)}
+    for source, payload in payloads.items():
+        files.write_bytes(tmp_path / "raw" / source, payload)
+    sources = sorted(payloads, reverse=True)
+    ids = [files.sha256_bytes(payloads[source])[:32] for source in sources]
+    test = packed_split(np.zeros((40, 4, 4, 3), np.uint8), np.arange(40) % 3, ids, sources)
+    own = np.stack([array_from_bytes(payloads[source], CONTRACT) for source in sources])
+    return data_params(tmp_path / "raw", "image_classification"), test, own
+
+
+def test_the_packed_rows_are_asked_where_the_released_model_takes_them_and_its_columns_come_in_the_new_order(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (37, *CONTRACT.shape), dtype=np.uint8)  # its largest batch is 16
+    test = packed_split(pixels, np.zeros(37), [f"{row:032x}" for row in range(37)], [str(row) for row in range(37)])
+    write_bundle(tmp_path)
+    found = ask_released(open_released(tmp_path, manifest_like()), test, NOWHERE, manifest_like(), no_raw_data)
+    assert found.outputs == pytest.approx(probabilities(pixels)[:, ORDER], abs=1e-6)
+    assert not found.refused.any()
+    assert found.version == load_bundle(tmp_path).version
+
+
+def test_raw_images_are_decoded_by_the_released_models_own_contract(
+    tmp_path: Path, images: tuple[DataParams, PackedSplit, NDArray[np.uint8]]
+) -> None:
+    data, test, own = images
+    write_bundle(tmp_path / "released")
+    other = manifest_like(contract=CONTRACT.model_copy(update={"size_px": 4}))
+    found = ask_released(open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data)
+    assert found.outputs == pytest.approx(probabilities(own)[:, ORDER], abs=1e-6)
+    assert not found.refused.any()
+
+
+def test_an_image_that_the_released_contract_does_not_take_is_marked_and_not_guessed(
+    tmp_path: Path, images: tuple[DataParams, PackedSplit, NDArray[np.uint8]]
+) -> None:
+    data, test, _ = images
+    small = CONTRACT.model_copy(update={"max_pixels": 20 * 12 - 1})
+    write_bundle(tmp_path / "released", input=small)
+    found = ask_released(open_released(tmp_path / "released", manifest_like()), test, NOWHERE, manifest_like(), lambda: data)
+    assert found.refused.all()
+
+
+def test_a_raw_image_that_changed_since_it_was_packed_is_refused(
+    tmp_path: Path, images: tuple[DataParams, PackedSplit, NDArray[np.uint8]]
+) -> None:
+    data, test, _ = images
+    files.write_bytes(Path(data.path) / test.sources[5], picture(999))
+    write_bundle(tmp_path / "released")
+    other = manifest_like(contract=CONTRACT.model_copy(update={"size_px": 4}))
+    with pytest.raises(IntegrityError, match="changed since it was packed"):
+        ask_released(open_released(tmp_path / "released", other), test, NOWHERE, other, lambda: data)
+
+
+def write_rows(path: Path, colour_of_row_7: str) -> DataParams:
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [*ROW, "label"])
+        writer.writeheader()
+        for number in range(50):
+            row = table_row(number) | ({"colour": colour_of_row_7} if number == 7 else {})
+            writer.writerow(row | {"label": LABELS[number % 3]})
+    return data_params(path, "table_classification", "label")
+
+
+def packed_table(data: DataParams) -> tuple[PackedSplit, list[dict[str, object]]]:
+    raw = list(read_json_rows(data, COLUMNS.columns, {str(number) for number in range(50)}))
+    ids, sources = [row_id for _, row_id, _ in raw], [source for source, _, _ in raw]
+    return packed_split(np.zeros((50, 2), np.float32), np.arange(50) % 3, ids, sources), [row for _, _, row in raw]  # type: ignore[misc]
+
+
+def test_raw_rows_of_a_table_are_encoded_by_the_released_contract_and_those_it_refuses_are_marked(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.csv", "violet")  # a category that the released model never saw
+    test, rows = packed_table(data)
+    write_bundle(tmp_path / "released", row_classifier())
+    new = manifest_like("table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]}))
+    found = ask_released(open_released(tmp_path / "released", new), test, NOWHERE, new, lambda: data)
+    assert np.flatnonzero(found.refused).tolist() == [7]
+    taken = [row for number, row in enumerate(rows) if number != 7]
+    expected = row_probabilities(encode_rows([read_row(row, COLUMNS) for row in taken], COLUMNS))
+    assert found.outputs[~found.refused] == pytest.approx(expected[:, ORDER], abs=1e-5)
+
+
+def test_a_table_that_lacks_a_column_of_the_released_model_is_refused_by_its_name(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.csv", "red")
+    test, _ = packed_table(data)
+    lines = [line.split(",", 1)[1] for line in (tmp_path / "rows.csv").read_text().splitlines()]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    write_bundle(tmp_path / "released", row_classifier())
+    new = manifest_like("table_classification", COLUMNS.model_copy(update={"columns": COLUMNS.columns[:1]}))
+    with pytest.raises(BundleError, match="takes the columns age"):
+        ask_released(open_released(tmp_path / "released", new), test, NOWHERE, new, lambda: data)
+
+
+@pytest.mark.parametrize(
+    ("task", "classes", "said"),
+    [
+        ("image_regression", [], "is for image_classification, data.task is image_regression"),
+        ("image_classification", ["dark", "green", "grey"], r"lacks \['green'\] and has \['bright'\]"),
+    ],
+)
+def test_a_released_model_of_another_question_is_refused(tmp_path: Path, task: str, classes: list[str], said: str) -> None:
+    write_bundle(tmp_path)
+    with pytest.raises(BundleError, match=said):
+        open_released(tmp_path, manifest_like(task, classes=classes))
+
+
+def test_an_altered_or_missing_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="make release"):
+        open_released(tmp_path, manifest_like())
+    write_bundle(tmp_path)
+    path = tmp_path / "model_fp32.onnx"
+    path.write_bytes(path.read_bytes() + b"!")
+    with pytest.raises(BundleError, match="was altered"):
+        open_released(tmp_path, manifest_like())
+
+
+# make release
+
+
+@pytest.fixture
+def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest:
+    """A project with a packed table and a certified bundle that was made from it."""
+    monkeypatch.chdir(tmp_path)
+    manifest = write_packed_table(releasing.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12})
+    digests = {"data/packed/manifest.json": files.sha256_file(releasing.PACKED / "manifest.json")}
+    lineage = Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests=digests)
+    certify(releasing.CERTIFICATE, write_bundle(releasing.BUNDLE, row_classifier(), lineage=lineage))
+    assert is_table(manifest.task)
+    return manifest
+
+
+def packed_ids(first: int, number: int) -> list[str]:
+    return [files.sha256_bytes(str(row).encode())[:32] for row in range(first, first + number)]
+
+
+def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(certified: PackedManifest) -> None:
+    said = release()
+    bundle = load_bundle(RELEASED)
+    bundle.verify()
+    assert bundle.digest == load_bundle(releasing.BUNDLE).digest
+    assert (RELEASED / "certificate.json").read_bytes() == releasing.CERTIFICATE.read_bytes()
+    assert bundle.version in said
+    assert "40 rows" in said
+    known, knowledge = read_known_rows(bundle, packed_ids(28, 20), releasing.PACKED)  # 2 of train, 10 of val, 8 of test
+    assert known is not None
+    assert known.tolist() == [True] * 12 + [False] * 8
+    assert "12 of 20" in knowledge
+
+
+def test_released_twice_is_the_same_folder(certified: PackedManifest) -> None:
+    release()
+    first = {path.name: path.read_bytes() for path in RELEASED.iterdir()}
+    release()
+    assert {path.name: path.read_bytes() for path in RELEASED.iterdir()} == first
+
+
+@pytest.mark.parametrize("status", ["refused", "draft"])
+def test_a_bundle_that_is_not_certified_is_not_released_and_the_former_release_stays(certified: PackedManifest, status: str) -> None:
+    release()
+    before = (RELEASED / "release.json").read_bytes()
+    certify(releasing.CERTIFICATE, load_bundle(releasing.BUNDLE), status=status)
+    with pytest.raises(CertificateError, match="expected 'certified'"):
+        release()
+    assert (RELEASED / "release.json").read_bytes() == before
+
+
+def test_an_altered_bundle_is_not_released(certified: PackedManifest) -> None:
+    path = releasing.BUNDLE / "model_fp32.onnx"
+    path.write_bytes(path.read_bytes() + b"!")
+    with pytest.raises(BundleError, match="was altered"):
+        release()
+    assert not RELEASED.exists()
+
+
+def test_of_other_packed_rows_nothing_is_claimed(certified: PackedManifest) -> None:
+    (releasing.PACKED / "manifest.json").write_text((releasing.PACKED / "manifest.json").read_text() + "\n")
+    assert "without its rows" in release()
+    known, knowledge = read_known_rows(load_bundle(RELEASED), packed_ids(0, 5), releasing.PACKED)
+    assert known is None
+    assert "not known" in knowledge
+
+
+def test_a_bundle_of_these_very_packed_rows_knows_none_of_the_test_rows(certified: PackedManifest) -> None:
+    known, knowledge = read_known_rows(load_bundle(releasing.BUNDLE), packed_ids(40, 12), releasing.PACKED)
+    assert known is not None
+    assert not known.any()
+    assert "these very packed rows" in knowledge
+
+
+def test_altered_rows_and_a_record_of_another_bundle_are_refused(certified: PackedManifest) -> None:
+    release()
+    bundle, path = load_bundle(RELEASED), RELEASED / "known_rows.parquet"
+    path.write_bytes(path.read_bytes() + b"!")
+    with pytest.raises(IntegrityError, match="altered since the release"):
+        read_known_rows(bundle, [], releasing.PACKED)
+    write_bundle(RELEASED, row_classifier())
+    with pytest.raises(IntegrityError, match="is for bundle"):
+        read_known_rows(load_bundle(RELEASED), [], releasing.PACKED)

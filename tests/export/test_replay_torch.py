@@ -1,0 +1,85 @@
+"""The first hop of a replay: the trained network, and the fp32 graph that has to agree with it."""
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipway import files
+from slipway.bundle import LoadedBundle, load_bundle
+from slipway.certificate import Execution
+from slipway.kept import KeptRequest, digest_inputs
+from slipway.replay.hops import Places, Replay
+from slipway.replay.judging import Hop
+from slipway.runtime import open_onnx
+from tests.calibrations import described
+from tests.export.conftest import Project, _png
+from tests.export.test_planted_faults import altered, scale_weights
+
+pytestmark = pytest.mark.slow
+FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+
+
+def with_lineage(project: Project, bundle: LoadedBundle, folder: Path) -> LoadedBundle:
+    """The bundle as `export` makes it: it names its weights."""
+    if bundle.root != folder:
+        shutil.copytree(bundle.root, folder)
+    content = json.loads((folder / "bundle.json").read_text())
+    digest = files.sha256_file(project.checkpoint / "weights.safetensors")
+    content["lineage"]["digests"] = {"artifacts/checkpoint/weights.safetensors": digest}
+    files.write_json(folder / "bundle.json", content)
+    return load_bundle(folder)
+
+
+def replay(project: Project, bundle: LoadedBundle, checkpoint: Path | None = None) -> dict[str, Hop]:
+    inputs = project.split("test").inputs[:1]
+    runner = open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    outputs, scores = runner.run(np.ascontiguousarray(inputs))
+    labels = bundle.manifest.output.labels
+    answer = {"label": labels[int(outputs.argmax())], "probabilities": dict(zip(labels, outputs[0].tolist(), strict=True))}
+    request = KeptRequest(
+        request_id="one",
+        time=datetime.now(UTC),
+        bundle_digest=bundle.digest,
+        execution=FP32,
+        content_type="application/octet-stream",
+        payload=_png(inputs[0]),
+        is_list=False,
+        inputs_sha256=digest_inputs(inputs),
+        outputs={"probabilities": outputs, "outlier_score": scores},
+        answers=[described(answer, float(scores[0]), bundle.manifest.calibration)],
+    )
+    places = Places(checkpoint or project.checkpoint, bundle.root.parent / "engine", None)
+    return {hop.name: hop for hop in Replay(request, bundle, None, places).run()}
+
+
+def test_the_trained_network_is_the_reference_and_every_hop_agrees(classifier: Project, tmp_path: Path) -> None:
+    hops = replay(classifier, with_lineage(classifier, classifier.bundle(), tmp_path / "bundle"))
+    assert hops["torch"].status == "reference"
+    assert hops["onnxruntime/cpu/fp32"].reference == "torch"
+    for name in ("decode", "onnxruntime/cpu/fp32", "onnxruntime/cpu/fp16", "onnxruntime/cpu/int8", "recorded"):
+        assert hops[name].status == "equal", hops[name]
+    assert 0 < (hops["onnxruntime/cpu/int8"].difference or 0) < 0.2
+
+
+def test_a_graph_of_other_weights_parts_from_torch(classifier: Project, tmp_path: Path) -> None:
+    bundle = altered(classifier, tmp_path, scale_weights(1.05))
+    hops = replay(classifier, with_lineage(classifier, bundle, bundle.root))
+    assert next(name for name, hop in hops.items() if hop.status == "parted") == "onnxruntime/cpu/fp32"
+    assert hops["onnxruntime/cpu/fp32"].reference == "torch"
+    assert hops["recorded"].status == "equal"
+
+
+def test_another_checkpoint_is_not_executed_with_the_reason(classifier: Project, tmp_path: Path) -> None:
+    bundle = with_lineage(classifier, classifier.bundle(), tmp_path / "bundle")
+    other = tmp_path / "checkpoint"
+    shutil.copytree(classifier.checkpoint, other)
+    weights = other / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    hops = replay(classifier, bundle, other)
+    assert hops["torch"].status == "not_executed"
+    assert "the bundle was made of" in hops["torch"].detail
+    assert hops["onnxruntime/cpu/fp32"].status == "reference"

@@ -1,0 +1,139 @@
+"""Faults of the running service, planted in a copy of its code or in the contract it reads: the hop over HTTP is the guilty one.
+
+The runtime behind it is right each time, so only the way from the raw bytes to the network's input can be at fault.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.bundle import LoadedBundle
+from slipway.certificate import Execution, Hop, first_fault
+from slipway.columns import ColumnContract, encode_rows, read_row
+from slipway.contract import Task
+from slipway.errors import ParityError
+from slipway.export.certification import make_certificate, raise_if_refused
+from slipway.export.comparison import Comparison, Measurement, TestRows
+from slipway.export.http_hop import Payload
+from slipway.export.service_hop import ServiceHop
+from slipway.export.service_process import serve_command
+from slipway.metrics import Resampling
+from slipway.params import Params
+from slipway.preprocess import array_from_bytes
+from tests.conftest import ROOT
+from tests.serving.bundles import (
+    COLUMNS,
+    CONTRACT,
+    LABELS,
+    certify,
+    picture,
+    probabilities,
+    row_classifier,
+    row_probabilities,
+    table_row,
+    write_bundle,
+)
+
+pytestmark = pytest.mark.slow
+CPU = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+PICTURES = [picture(number, size=(20, 14)) for number in range(24)]  # larger than the network's, so that they are resized
+ROWS = [table_row(number) | ({"income": None} if number % 4 == 0 else {}) for number in range(24)]
+
+
+def run_hops(folder: Path, bundle: LoadedBundle, params: Params, code: Path = ROOT) -> list[Hop]:
+    """The runtime, and the service whose code is in `code`, over the pictures or rows as the pipeline prepared them."""
+    certify(folder / "certificate.json", bundle, status="draft")
+    is_table = isinstance(bundle.manifest.input, ColumnContract)
+    rows, outputs = _table_rows() if is_table else _image_rows()
+    judge, before = Comparison(rows, Resampling(1, 50, 0.95)), Measurement(CPU, outputs, latency_ms=1.0, rows_per_second=1.0)
+    reference = judge.first("onnxruntime/cpu/fp32", CPU, before)
+    settings = {"SLIPWAY_BUNDLE": str(folder / "bundle"), "SLIPWAY_CERTIFICATE": str(folder / "certificate.json")}
+    command = ["env", f"--chdir={code}", *serve_command()]
+    service = ServiceHop(command, settings | {"SLIPWAY_ACCEPT_DRAFT": "true"}, folder / "service.log")
+    hop, _ = service.run(judge, bundle, [(reference, before)], _payloads(rows, is_table), params.verify)
+    return [reference, hop]
+
+
+def _image_rows() -> tuple[TestRows, NDArray[np.float32]]:
+    inputs = np.stack([array_from_bytes(payload, CONTRACT) for payload in PICTURES])
+    return _rows("image_classification", inputs), probabilities(inputs)
+
+
+def _table_rows() -> tuple[TestRows, NDArray[np.float32]]:
+    inputs = encode_rows([read_row(row, COLUMNS) for row in ROWS], COLUMNS)
+    return _rows("table_classification", inputs), row_probabilities(inputs)
+
+
+def _rows(task: Task, inputs: NDArray[Any]) -> TestRows:
+    names = [f"row{number}" for number in range(len(inputs))]
+    return TestRows(task, LABELS, names, names, inputs, np.arange(len(inputs)) % 3.0)
+
+
+def _payloads(rows: TestRows, is_table: bool) -> Iterator[Payload]:
+    contents = [json.dumps(row).encode() for row in ROWS] if is_table else PICTURES
+    kind = "application/json" if is_table else "application/octet-stream"
+    return (Payload(place, rows.ids[place], content, kind) for place, content in enumerate(contents))
+
+
+def copy_of_the_service(folder: Path, name: str, written: str, planted: str) -> Path:
+    """The service's code with one place changed; everything else is the project's own."""
+    shutil.copytree(ROOT / "serving", folder / "serving", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "slipway").symlink_to(ROOT / "slipway")
+    path = folder / "serving" / name
+    text = path.read_text()
+    assert text.count(written) == 1
+    path.write_text(text.replace(written, planted))
+    return folder
+
+
+def assert_http_is_guilty(hops: list[Hop], bundle: LoadedBundle) -> None:
+    fault = first_fault(hops)
+    assert fault is not None
+    assert fault.name == "http"
+    assert fault.reference == "onnxruntime/cpu/fp32"
+    with pytest.raises(ParityError, match=r"hop http differs from onnxruntime/cpu/fp32: .*Worst row: row\d+\."):
+        raise_if_refused(make_certificate(bundle, hops, {}, draft=False), Path("certificate.json"))
+
+
+def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_params: Params) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    code = copy_of_the_service(tmp_path / "code", "decoding.py", "self._contract = contract", "self._contract = contract  # as it was")
+    assert [hop.status for hop in run_hops(tmp_path, bundle, export_params, code)] == ["agrees", "agrees"]
+
+
+@pytest.mark.parametrize(
+    ("written", "planted"),
+    [
+        ("(await self._pixels(payload))[np.newaxis]", "(await self._pixels(payload))[np.newaxis, ..., ::-1]"),
+        ("self._contract = contract", 'self._contract = contract.model_copy(update={"interpolation": "nearest"})'),
+    ],
+    ids=["swapped channels", "another filter"],
+)
+def test_a_fault_in_the_services_decoding_is_found(tmp_path: Path, export_params: Params, written: str, planted: str) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    code = copy_of_the_service(tmp_path / "code", "decoding.py", written, planted)
+    assert_http_is_guilty(run_hops(tmp_path, bundle, export_params, code), bundle)
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        ("colour", {"categories": ["green", "red", "blue"]}),
+        ("age", {"std": 12.6}),
+        ("income", {"fill": 3.1e4}),
+    ],
+    ids=["wrong category code", "wrong scaling", "wrong imputation"],
+)
+def test_a_fault_in_the_columns_that_the_service_reads_is_found(
+    tmp_path: Path, export_params: Params, column: str, change: dict[str, Any]
+) -> None:
+    columns = [entry.model_copy(update=change if entry.name == column else {}) for entry in COLUMNS.columns]
+    wrong = ColumnContract(kind="columns", columns=columns)
+    bundle = write_bundle(tmp_path / "bundle", row_classifier(), input=wrong)
+    assert_http_is_guilty(run_hops(tmp_path, bundle, export_params), bundle)

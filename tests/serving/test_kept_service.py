@@ -1,0 +1,185 @@
+"""Kept requests of the real service: two workers, one killed; and a disk that is read-only, then full, then has room."""
+
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slipway.kept import DamagedLine, KeptRequest, read_kept, segments
+from slipway.replay.service import outputs_of
+from tests.serving.bundles import LABELS, certify, picture, write_bundle
+from tests.serving.server import ROOT, Server, running
+
+pytestmark = pytest.mark.slow
+PNG = {"content-type": "image/png"}
+MIB = 1 << 20
+
+
+CLIENT = httpx.Client(trust_env=False)
+
+
+def ask(server: Server, number: int, **headers: str) -> httpx.Response:
+    return CLIENT.post(server.url + "/predict", content=picture(number), headers=PNG | headers)
+
+
+def counted(server: Server, outcome: str) -> int:
+    text = CLIENT.get(server.url + "/metrics").text
+    found = re.search(rf'^slipway_kept_requests_total\{{outcome="{outcome}"\}} (\S+)$', text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
+def wait_for(server: Server, outcome: str, count: int) -> None:
+    end = time.monotonic() + 15
+    while counted(server, outcome) < count:
+        assert time.monotonic() < end, f"{outcome} is {counted(server, outcome)}, expected {count}"
+        time.sleep(0.05)
+
+
+def kept_in(folder: Path) -> list[KeptRequest]:
+    found = list(read_kept(folder))
+    assert not [one for one in found if isinstance(one, DamagedLine)]
+    return [one for one in found if isinstance(one, KeptRequest)]
+
+
+def size(folder: Path) -> int:
+    """Bytes of the segments that are there now."""
+    total = 0
+    for path in segments(folder):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("kept")
+    certify(root / "certificate.json", write_bundle(root / "bundle"))
+    return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with running(folder, workers=2, keep_directory=folder / "kept", keep_bytes=MIB) as server:
+        server.wait()
+        yield server
+
+
+def test_two_workers_keep_what_they_answered_for_their_owner_alone(server: Server, folder: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: ask(server, number).json(), range(100)))
+    wait_for(server, "kept", 100)
+    kept = {request.request_id: request for request in kept_in(folder / "kept")}
+    manifest = write_bundle(folder / "same").manifest
+    for number, answer in enumerate(answers):
+        request = kept[answer["request_id"]]
+        assert request.payload == picture(number)
+        told = outputs_of([answer], manifest)
+        assert {name: told[name].tolist() for name in told} == {name: numbers.tolist() for name, numbers in request.outputs.items()}
+        assert LABELS[int(request.outputs["probabilities"].argmax())] == answer["label"]
+    assert stat.S_IMODE((folder / "kept").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in segments(folder / "kept")} == {0o600}
+
+
+def test_a_killed_worker_leaves_what_it_kept_readable_and_the_others_go_on(server: Server, folder: Path) -> None:
+    before = counted(server, "kept")
+    ids: list[str] = []
+    while len(ids) < 120:
+        with suppress(httpx.TransportError):  # what the killed one had in hand
+            ids.append(ask(server, len(ids)).json()["request_id"])
+        if len(ids) == 60:
+            wait_for(server, "kept", before + 60)
+            os.kill(server.worker(), signal.SIGKILL)
+    wait_for(server, "kept", before + 60)
+    time.sleep(0.5)
+    kept = {request.request_id for request in kept_in(folder / "kept")}
+    assert set(ids) <= kept
+    assert counted(server, "failed") == counted(server, "dropped") == 0
+
+
+def test_the_folder_is_bounded_over_both_workers(server: Server, folder: Path) -> None:
+    before = counted(server, "kept")
+    payloads = [picture(number, (60, 60)) for number in range(150)]  # 15 kB in a line each
+    for payload in payloads:
+        assert CLIENT.post(server.url + "/predict", content=payload, headers=PNG).status_code == 200
+        assert size(folder / "kept") <= MIB
+    wait_for(server, "kept", before + 150)
+    kept = [request.payload for request in kept_in(folder / "kept")]
+    assert payloads[-1] in kept
+    assert payloads[0] not in kept  # the oldest made room
+
+
+def test_a_replay_asks_the_running_service_and_is_not_kept(server: Server, folder: Path) -> None:
+    request_id = ask(server, 7, **{"x-request-id": "to-replay"}).json()["request_id"]
+    time.sleep(0.3)
+    arguments = [request_id, "--kept", "kept", "--bundle", "bundle", "--url", server.url]
+    done = subprocess.run(
+        [sys.executable, "-m", "slipway.replay", *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^service +onnxruntime/cpu/fp32 +0 +\w+ +equal$", done.stdout, re.MULTILINE)
+    time.sleep(0.3)
+    assert [one.request_id for one in kept_in(folder / "kept") if one.request_id.startswith("replay-")] == []
+
+
+def can_mount() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+def test_a_disk_that_refuses_fails_no_request_is_counted_and_may_come_back(folder: Path, tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("no right to mount a file system here")
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    on_a_disk = ("unshare", "-m", "bash", "-c", f'mount -t tmpfs -o ro,size=256k none {disk} && exec "$@"', "bash")
+    with running(tmp_path, under=on_a_disk, keep_directory=disk / "kept", keep_bytes=8 * MIB) as server:
+        server.wait()
+
+        def remount(options: str) -> None:
+            subprocess.run(["nsenter", "-t", str(server.process.pid), "-m", "mount", "-o", f"remount,{options}", disk], check=True)
+
+        def all_are_answered(num_requests: int) -> None:
+            payload = picture(1, (40, 40))
+            codes = {CLIENT.post(server.url + "/predict", content=payload, headers=PNG).status_code for _ in range(num_requests)}
+            assert codes == {200}
+
+        all_are_answered(20)
+        wait_for(server, "failed", 20)
+        assert counted(server, "kept") == 0
+        remount("rw,size=256k")
+        time.sleep(1.2)
+        all_are_answered(30)
+        time.sleep(0.5)
+        all_are_answered(60)
+        wait_for(server, "failed", 40)
+        kept, failed = counted(server, "kept"), counted(server, "failed")
+        assert kept > 0
+        remount("rw,size=16m")
+        time.sleep(1.2)
+        all_are_answered(20)
+        wait_for(server, "kept", kept + 20)
+        assert counted(server, "failed") - failed <= 60
+        entered = Path(f"/proc/{server.process.pid}/root{disk}/kept")
+        assert len(kept_in(entered)) == counted(server, "kept")
+        log = server.log.read_text()
+        assert log.count("requests are not kept") == 2  # once for each time, and not for each request
+        assert "Read-only file system" in log
+        assert "No space left on device" in log

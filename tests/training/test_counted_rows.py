@@ -1,0 +1,61 @@
+"""Validation metrics do not depend on the number of processes: every row is counted once."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slipway.metrics import Resampling, classification_metrics, confusion_matrix, count_classes, scores_from_counts
+from tests.training.conftest import ROOT
+from tests.training.counted_rows import CLASSES, NUM_ROWS, SIZES, answers, rows
+
+Found = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each file says."""
+    folder = tmp_path_factory.mktemp("counted")
+    command = [sys.executable, "-m", "tests.training.counted_rows", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def logits() -> torch.Tensor:
+    """(21, 3) of pixels that are not normalised, which changes no order."""
+    return answers(torch.from_numpy(rows().inputs[:]).permute(0, 3, 1, 2).double())
+
+
+def confusion(cells: dict[str, float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return NUM_ROWS * np.array([cells[str(index)] for index in range(len(CLASSES) ** 2)]).reshape(len(CLASSES), -1)
+
+
+@pytest.mark.slow
+def test_21_rows_on_1_2_and_4_processes_have_one_confusion_matrix(found: Found) -> None:
+    split = rows()
+    expected = confusion_matrix(split.targets, logits().argmax(dim=1).numpy(), len(CLASSES))
+    assert (expected > 0).sum() >= 5
+    for size in SIZES:
+        assert np.abs(confusion(found[str(size)]["cells"]) - expected).max() < 1e-12
+
+
+@pytest.mark.slow
+def test_metrics_of_21_rows_are_equal_on_1_2_and_4_processes_and_those_of_the_whole(found: Found) -> None:
+    assert found["1"] == found["2"] == found["4"]
+    split = rows()
+    whole = classification_metrics(split.targets, torch.softmax(logits(), dim=1).numpy(), Resampling(0, 100, 0.95))
+    matrix = np.rint(confusion(found["4"]["cells"])).astype(np.int64)
+    for name, value in scores_from_counts(count_classes(matrix)).items():
+        assert whole[name].value == value
+    assert found["4"]["validation"]["score"] == whole["accuracy"].value
+
+
+@pytest.mark.slow
+def test_counting_the_rows_that_fill_up_would_be_seen(found: Found) -> None:
+    assert found["4_with_fillers"]["cells"] != found["4"]["cells"]
+    assert found["4_with_fillers"]["validation"] != found["4"]["validation"]
