@@ -46,6 +46,7 @@ def write_small_bundle(
             "max_batch_size": 8,
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
             "canary": None,
+            "card_sha256": None,
             "left_out": {},
             "choice": {},
             "calibration": CALIBRATION,
