@@ -9,7 +9,6 @@ another machine's, one that was built and certified on this machine takes its pl
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from serving.settings import Settings
 from slipway import runtime
@@ -75,7 +74,7 @@ def _variants(provider: _Provider, manifest: Bundle) -> list[str]:
     choice = manifest.choice.get(provider)
     if choice:
         return list(dict.fromkeys([choice.variant, "fp32"]))
-    return ["fp16", "fp32"] if provider == "cuda" else ["fp32"]
+    return {ONNX_TENSORRT: ["fp16"], "cuda": ["fp16", "fp32"]}.get(provider, ["fp32"])
 
 
 def _why(settings: Settings, manifest: Bundle, actual: Execution) -> str:

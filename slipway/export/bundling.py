@@ -16,9 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.bundle import CARD, FORMAT_VERSION, Bundle, Choice, Lineage, Metric, ModelFile, OutputContract, describe_model, write_manifest
+from slipway.bundle import (
+    CARD,
+    FORMAT_VERSION,
+    Bundle,
+    Choice,
+    Lineage,
+    Metric,
+    ModelFile,
+    OutputContract,
+    Provider,
+    describe_model,
+    write_manifest,
+)
 from slipway.calibration import Answers, Calibration
-from slipway.canary import Canary
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
 from slipway.export.canary import choose_canary, write_canary
@@ -31,10 +42,10 @@ from slipway.input_contract import InputContract, input_name
 from slipway.metrics import Resampling
 from slipway.params import ExportParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
-from slipway.runtime import open_onnx
+from slipway.runtime import Runner, open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
-WriteCard = Callable[[Mapping[str, ModelFile], Mapping[str, Choice]], str]
+WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.bundle import Choice, Lineage, Metric, ModelFile
+from slipway.bundle import Choice, Lineage, Metric, ModelFile, Provider
 from slipway.calibration import Calibration
 from slipway.columns import ColumnContract
 from slipway.contract import is_classification
@@ -50,7 +50,7 @@ def read_report(path: Path) -> dict[str, Any]:
     return content
 
 
-def model_card(facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[str, Choice]) -> str:
+def model_card(facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -> str:
     """The whole card as Markdown, of a bundle with these `models` by variant and this `choice` by provider."""
     sections = (
         ("Meant for", _purpose(facts)),
@@ -229,13 +229,13 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
     yield "Its figures hold for data like the test split. Other sources, devices, places and times were not measured."
 
 
-def _files(models: Mapping[str, ModelFile], choice: Mapping[str, Choice]) -> str:
+def _files(models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -> str:
     lines = ["| Variant | File | Size | Precision | Meant for |", "|---|---|---|---|---|"]
     lines += [
         f"| {variant} | `{model.file}` | {size(model.bytes)} | {model.precision} | {', '.join(model.meant_for)} |"
         for variant, model in models.items()
     ]
-    chosen = [f"On {provider} `{found.variant}` is served: {found.reason.rstrip('.')}." for provider, found in choice.items()]
+    chosen = [f"On {provider} `{found.variant}` is served. {found.reason}" for provider, found in choice.items()]
     certificate = (
         "How far each of them is from the trained network, on which provider, is in `certificate.json`, which names this bundle by digest. "
         "The service is not ready without it, and shows it at `GET /model`."

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from slipway.bundle import Choice, Figures, Ratio
+from slipway.bundle import Choice, Figures, Provider, Ratio
 from slipway.contract import Contract, Task, is_classification
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.html_page import Html, Section, join, page, paragraph, table, tiles
@@ -41,7 +41,7 @@ class Leaderboard(Contract):
     metric: str  # "accuracy" or "rmse"
     rows: int  # of the validation split
     lines: list[Line]
-    choice: dict[str, Choice]  # by provider
+    choice: dict[Provider, Choice]
     absent: dict[str, str]  # providers that are not there, each with the reason
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     attempts: dict[str, list[Attempt]]  # by variant, where more than one was needed

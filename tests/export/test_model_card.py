@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipway.bundle import CARD, Choice, Lineage, load_bundle
+from slipway.bundle import CARD, Lineage, load_bundle
 from slipway.errors import BundleError, SchemaError
 from slipway.export.model_card import CardFacts, model_card, read_report
 from slipway.params import Params
@@ -15,8 +15,6 @@ from slipway.reports.evaluation import read_metrics
 from slipway.training.networks import read_model_card
 from stages import export
 from tests.export.conftest import Project
-
-Choices = dict[str, Choice]
 
 
 def facts_of(project: Project, params: Params) -> CardFacts:

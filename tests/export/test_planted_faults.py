@@ -214,8 +214,7 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
     """A forged or mistaken passport: the plan is of the same architecture, with the weights of another training."""
     bundle = classifier.bundle()
     engine = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
-    fitting = passport(engine).model_copy(update={"model_sha256": bundle.manifest.models["fp16"].sha256})
-    write_engine(tmp_path, b"plan", fitting)
+    write_engine(tmp_path, b"plan", passport_for(bundle, b"plan", profile=Profile(smallest=1, optimal=8, largest=32)))
     runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
     right, wrong = (FakeEngine(engine, bundle.model_bytes("fp16"), turned) for turned in (False, True))
     assert runner.run_engine(tmp_path, opener=lambda *_: right)[0].status == "agrees"
