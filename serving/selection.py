@@ -9,6 +9,7 @@ another machine's, one that was built and certified on this machine takes its pl
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from serving.settings import Settings
 from slipway import runtime

@@ -30,6 +30,7 @@ from slipway.bundle import (
     write_manifest,
 )
 from slipway.calibration import Answers, Calibration
+from slipway.canary import Canary
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
 from slipway.export.canary import choose_canary, write_canary
@@ -42,7 +43,7 @@ from slipway.input_contract import InputContract, input_name
 from slipway.metrics import Resampling
 from slipway.params import ExportParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
-from slipway.runtime import Runner, open_onnx
+from slipway.runtime import open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
 WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]

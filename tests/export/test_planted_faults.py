@@ -23,11 +23,11 @@ from slipway.export.comparison import Comparison, read_test_rows
 from slipway.export.hops import HopRunner, Measured
 from slipway.export.variants import fp16_graph
 from slipway.params import Params
-from slipway.passport import PASSPORT, Passport, Profile, write_engine
+from slipway.passport import PASSPORT, Profile, write_engine
 from slipway.runtime import open_onnx
 from slipway.training.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
-from tests.export.small_bundle import MACHINE
+from tests.export.small_bundle import passport_for
 
 pytestmark = pytest.mark.slow
 
@@ -39,22 +39,6 @@ def run_hops(project: Project, network: Any, bundle: LoadedBundle, params: Param
 
 def comparison_of(project: Project) -> Comparison:
     return Comparison(read_test_rows(project.packed, project.network().spec.classes), RESAMPLING)
-
-
-def passport(execution: Execution) -> Passport:
-    """Of an engine that was built from another graph."""
-    return Passport(
-        format_version=2,
-        engine_sha256=files.sha256_bytes(b"plan"),
-        model_sha256="0" * 64,
-        bundle_digest="0" * 64,
-        profile=Profile(smallest=1, optimal=8, largest=32),
-        workspace_mib=256,
-        machine=MACHINE,
-        requested=execution,
-        actual=execution,
-        precision_read_from="engine",
-    )
 
 
 class FakeEngine:
@@ -227,7 +211,7 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
 def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: Project, tmp_path: Path, export_params: Params) -> None:
     bundle = classifier.bundle()
     runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
-    stale = passport(Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16"))
+    stale = passport_for(bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32))
     write_engine(tmp_path / "stale", b"plan", stale)
     hop, _ = runner.run_engine(tmp_path / "stale")
     assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")
