@@ -397,8 +397,8 @@ class ExportParams(_Section):
     max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # largest batch the graphs and the service take
     variants: Annotated[list[Variant], Field(min_length=1)]
     calibration_rows: Positive  # training rows that int8 ranges are measured on
-    goal: GoalParams
     canary_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows that travel in the bundle; 0 for none
+    goal: GoalParams
 
     @model_validator(mode="after")
     def _fp32_is_there(self) -> Self:

@@ -26,7 +26,6 @@ PAGE = Path("reports/leaderboard.html")
 def run(params: Params) -> None:
     """Export, check, measure, choose and bundle."""
     from slipway.export.bundling import ExportRows, Trained, write_bundle
-    from slipway.export.canary import choose_canary
     from slipway.export.lineage import trace_lineage
     from slipway.export.model_card import CardFacts, model_card, read_report
     from slipway.export.variants import calibration_rows
@@ -45,11 +44,9 @@ def run(params: Params) -> None:
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
-    validation = open_split(PACKED, manifest, "val", verify=True)
     rows = ExportRows(
         calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
-        validation=validation,
-        canary=choose_canary(validation, params.seed, params.export.canary_rows),
+        validation=open_split(PACKED, manifest, "val", verify=True),
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)

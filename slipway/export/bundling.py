@@ -30,9 +30,10 @@ from slipway.bundle import (
     write_manifest,
 )
 from slipway.calibration import Answers, Calibration
+from slipway.canary import Canary
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
-from slipway.export.canary import ChosenRows, write_canary
+from slipway.export.canary import choose_canary, write_canary
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
@@ -42,7 +43,7 @@ from slipway.input_contract import InputContract, input_name
 from slipway.metrics import Resampling
 from slipway.params import ExportParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
-from slipway.runtime import Runner, open_onnx
+from slipway.runtime import open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
 WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
@@ -71,11 +72,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """Training rows (rows, ...) as the network takes them, to calibrate on, validation rows to check and choose on, and rows to bundle."""
+    """Training rows (rows, ...) as the network takes them, to calibrate on, and the validation split, to check and choose on."""
 
     calibration: NDArray[Any]
     validation: PackedSplit
-    canary: ChosenRows | None = None
 
 
 def write_bundle(
@@ -111,11 +111,8 @@ def write_bundle(
         models[variant] = describe_model(path, PRECISION[variant], MEANT_FOR[variant])
     contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    precisions: dict[str, str] = {variant: model.precision for variant, model in models.items()}
-    canary = write_canary(
-        root, rows.canary, precisions, lambda variant: _open((root / models[variant].file).read_bytes(), variant), params.max_batch_size
-    )
-    manifest = _manifest(trained, params, models, board, lineage).model_copy(update={"canary": canary})
+    canary = write_canary(root, choose_canary(rows.validation, resampling.seed, params.canary_rows), models, params.max_batch_size)
+    manifest = _manifest(trained, params, models, board, canary, lineage)
     if card is not None:
         text = card(models, board.choice).encode()
         files.write_bytes(root / CARD, text)
@@ -165,11 +162,9 @@ def _described(variant: str, graph: bytes, trained: Trained) -> bytes:
     return graph
 
 
-def _open(graph: bytes, variant: str) -> Runner:
-    return open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=0)
-
-
-def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, lineage: Lineage) -> Bundle:
+def _manifest(
+    trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, canary: Canary | None, lineage: Lineage
+) -> Bundle:
     return Bundle(
         format_version=FORMAT_VERSION,
         task=trained.task,
@@ -179,9 +174,9 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         output_name=trained.output.kind,
         max_batch_size=params.max_batch_size,
         models=models,
+        canary=canary,
         left_out=board.left_out,
         choice=board.choice,
-        canary=None,
         calibration=trained.calibration,
         metrics=trained.metrics,
         card_sha256=None,
