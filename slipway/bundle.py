@@ -161,6 +161,13 @@ class LoadedBundle:
         """The model version shown to callers: the first 12 hex digits of the digest."""
         return self.digest[:12]
 
+    @property
+    def file_names(self) -> list[str]:
+        """All files that belong to it, in its folder, the manifest first."""
+        card = [CARD] if self.manifest.card_sha256 else []
+        canary = [self.manifest.canary.file] if self.manifest.canary else []
+        return [MANIFEST, *(model.file for model in self.manifest.models.values()), *card, *canary]
+
     def model_bytes(self, variant: str) -> bytes:
         """The graph of `variant`, the very bytes that were digested; BundleError if it is absent or altered."""
         if variant not in self.manifest.models:

@@ -32,7 +32,7 @@ def _asked(worth: Worth) -> str:
     conformal, outlier = worth.calibration.conformal, worth.calibration.outlier
     if worth.before is not None:
         made = f"Logits are divided by the temperature {number(worth.calibration.temperature)}"
-        made += f". A set has the labels with a probability of at least {number(conformal.threshold or 0.0)}"
+        made += f". A set has every label with a probability of at least {number(conformal.threshold or 0.0)}, and always the best"
     elif conformal.threshold is not None:
         made = f"An interval is the value +/- {number(conformal.threshold)}"
     else:
