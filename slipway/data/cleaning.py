@@ -2,9 +2,11 @@
 
 Nothing is repaired, relabelled or dropped in silence: kept + quarantined == read. The result depends on the content of the
 data, not on the order of files or the number of workers. Facts are held in Arrow columns, and the thumbnails in a file.
+
+Of most JPEGs only the luma is decoded. Those that may have a copy with other bytes are read a second time, for a digest of all pixels.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +19,10 @@ from slipway.data import near_duplicates, rules
 from slipway.data.digests import DigestList
 from slipway.data.findings import FINDINGS, Findings
 from slipway.data.image_quality import THUMBNAIL_PX
-from slipway.data.inspection import Inspector
+from slipway.data.inspection import PIXELS, Inspector, PixelDigester
 from slipway.data.outliers import robust_deviations
 from slipway.data.parallel import Engine, ordered_map
+from slipway.data.possible_copies import possible_copies
 from slipway.data.rows import ROWS
 from slipway.data.samples import RawSample
 from slipway.data.thumbnails import ThumbnailFile, thumbnail_file
@@ -29,6 +32,7 @@ from slipway.params import CleanParams
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
 _MAX_SHOWN = 3
+DigestPixels = Callable[[frozenset[str]], Iterable[pa.RecordBatch]]  # `digest_pixels` of the samples with these sources
 _HEXADECIMAL = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)  # the two digits of each byte
 
 
@@ -59,6 +63,13 @@ def clean_samples(
     return ordered_map(inspect, _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
 
 
+def digest_pixels(
+    samples: Iterable[RawSample], params: CleanParams, num_workers: int, engine: Engine = "local"
+) -> Iterator[pa.RecordBatch]:
+    """Batches of `PIXELS`, in the order of the samples, which were inspected before."""
+    return ordered_map(PixelDigester(params.max_pixels), _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
+
+
 def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
     """Samples by the hundred, fewer where their payloads are large."""
     block: list[RawSample] = []
@@ -73,8 +84,17 @@ def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
         yield block
 
 
-def collect(batches: Iterable[pa.RecordBatch], params: CleanParams, task: Task, digests: DigestList | None = None) -> Cleaned:
-    """Compare the samples with each other and with the user's digests, and sort them into kept, flagged and refused."""
+def collect(
+    batches: Iterable[pa.RecordBatch],
+    params: CleanParams,
+    task: Task,
+    again: DigestPixels,
+    digests: DigestList | None = None,
+) -> Cleaned:
+    """Compare the samples with each other and with the user's digests, and sort them into kept, flagged and refused.
+
+    `again` reads samples a second time; DataError if they are not what they were.
+    """
     findings = Findings(params.rules)
     with thumbnail_file() as thumbnails:
         facts = pa.Table.from_batches(map(thumbnails.take_from, batches), thumbnails.schema)
@@ -83,7 +103,7 @@ def collect(batches: Iterable[pa.RecordBatch], params: CleanParams, task: Task, 
         alone = pc.is_valid(facts["rule"])
         findings.refuse_table(facts.filter(alone))
         facts = facts.filter(pc.invert(alone))  # each step lets go of the table before it
-        facts = _compare(_sorted(facts), findings)
+        facts = _compare(_sorted(_with_pixels(facts, thumbnails, again)), findings)
         facts = _without_outliers(facts, params, task, findings)
         facts, clusters = _without_twins(facts, thumbnails, params, findings)
     findings.flag_table(facts)
@@ -128,6 +148,39 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 
 # The same pixels ------------------------------------------------------------------------------------------------------------------
+
+
+def _with_pixels(rows: pa.Table, thumbnails: ThumbnailFile, again: DigestPixels) -> pa.Table:
+    """The rows with `pixels` in each: what may have a copy is read again, and of the others equal bytes alone are equal."""
+    is_digested = np.asarray(pc.is_valid(rows["pixels"]))
+    if is_digested.all():
+        return rows
+    sizes = np.stack([rows["width"].to_numpy(), rows["height"].to_numpy()], axis=1)
+    sha256 = _fixed_bytes(rows["sha256"])
+    contents = np.ascontiguousarray(sha256[:, :8]).view(np.uint64)[:, 0]
+    doubtful = possible_copies(thumbnails.at(rows["place"].to_numpy()), sizes, contents, is_digested)
+    found = _read_again(rows.filter(pa.array(doubtful)), again)
+    of_bytes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(sha256), [None, pa.py_buffer(np.ascontiguousarray(sha256[:, :16]))])
+    of_pixels = found["pixels"].combine_chunks().take(pc.index_in(rows["sha256"].combine_chunks(), found["sha256"].combine_chunks()))
+    pixels = pc.coalesce(rows["pixels"].combine_chunks(), of_pixels, of_bytes)
+    return rows.set_column(rows.schema.get_field_index("pixels"), "pixels", pixels)
+
+
+def _read_again(rows: pa.Table, again: DigestPixels) -> pa.Table:
+    """PIXELS of one row of each content."""
+    if not rows.num_rows:
+        return PIXELS.empty_table()
+    chosen = rows.group_by("sha256").aggregate([("source", "min")])
+    found = pa.Table.from_batches(again(frozenset(chosen["source_min"].to_pylist())), PIXELS)
+    sources = found["source"].combine_chunks()
+    places = pc.index_in(chosen["source_min"].combine_chunks(), sources)
+    same = pc.equal(found["sha256"].combine_chunks().take(places), chosen["sha256"].combine_chunks())
+    sound = pc.fill_null(pc.and_(same, pc.is_valid(found["pixels"].combine_chunks().take(places))), False)
+    if not pc.all(sound).as_py():
+        altered = chosen["source_min"].filter(pc.invert(sound)).to_pylist()
+        names = ", ".join(sorted(altered)[:_MAX_SHOWN]) + ", ..." * (len(altered) > _MAX_SHOWN)
+        raise DataError(f"{len(altered)} images were altered while they were read: {names}. Let the data rest, and run `clean` again.")
+    return found
 
 
 def _compare(rows: pa.Table, findings: Findings) -> pa.Table:
@@ -243,12 +296,17 @@ def _ids(rows: pa.Table) -> pa.Array:
     return pc.utf8_slice_codeunits(_hexadecimal(rows["sha256"]), 0, 32)
 
 
+def _fixed_bytes(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+    """(N, B) of a column of B bytes in each row and no null."""
+    joined, width = column.combine_chunks(), column.type.byte_width
+    values = np.frombuffer(joined.buffers()[1] or b"", np.uint8)[joined.offset * width : (joined.offset + len(joined)) * width]
+    return values.reshape(len(joined), width)
+
+
 def _hexadecimal(digests: pa.ChunkedArray) -> pa.Array:
     """The digests of 32 bytes as text, without a Python object for each."""
-    joined = digests.combine_chunks()
-    values = np.frombuffer(joined.buffers()[1] or b"", np.uint8)[joined.offset * 32 : (joined.offset + len(joined)) * 32]
-    offsets = np.arange(len(joined) + 1, dtype=np.int32) * 64
-    return pa.StringArray.from_buffers(len(joined), pa.py_buffer(offsets), pa.py_buffer(_HEXADECIMAL[values]))
+    offsets = np.arange(len(digests) + 1, dtype=np.int32) * 64
+    return pa.StringArray.from_buffers(len(digests), pa.py_buffer(offsets), pa.py_buffer(_HEXADECIMAL[_fixed_bytes(digests)]))
 
 
 def _rows(kept: pa.Table, clusters: pa.Array, findings: Findings) -> pa.Table:

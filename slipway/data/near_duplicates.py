@@ -66,6 +66,11 @@ def find_twins(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Twi
     return Twins(candidates[same], correlations[same])
 
 
+def alike_as_they_are(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Pairs:
+    """Pairs among (N, 256) thumbnails whose hashes differ in at most `max_bits` of 64 without any crop."""
+    return _candidates(hashes(thumbnails, with_crops=False), max_bits) if len(thumbnails) else _NONE
+
+
 def clusters(twins: Twins, num_rows: int) -> NDArray[np.int64]:
     """(N,) the smallest row number among those connected with each row, or -1 for a row that is alone.
 
@@ -111,16 +116,17 @@ class Hashes:
     weakest: NDArray[np.uint8]  # (N, 4, 4) the four least certain bits of each band, counted from its highest
 
 
-def hashes(thumbnails: NDArray[np.uint8] | Thumbnails) -> Hashes:
+def hashes(thumbnails: NDArray[np.uint8] | Thumbnails, with_crops: bool = True) -> Hashes:
     """Of (N, 256) thumbnails."""
-    parts = [_hash(thumbnails[begin : begin + _CHUNK_ROWS]) for begin in range(0, len(thumbnails), _CHUNK_ROWS)]
+    weights = _weights() if with_crops else np.ascontiguousarray(_weights()[:, :64])
+    parts = [_hash(thumbnails[begin : begin + _CHUNK_ROWS], weights) for begin in range(0, len(thumbnails), _CHUNK_ROWS)]
     return Hashes(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
 
 
-def _hash(thumbnails: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.uint8]]:
+def _hash(thumbnails: NDArray[np.uint8], weights: NDArray[np.float32]) -> tuple[Codes, NDArray[np.uint8]]:
     values = thumbnails.astype(np.float32)
     values -= np.rint(values.mean(axis=1, keepdims=True))
-    frequencies = (values @ _weights()).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
+    frequencies = (values @ weights).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
     plain = np.abs(frequencies[:, 0]).reshape(-1, _BANDS, _BAND_BITS)
     weakest = np.argsort(plain, axis=2, kind="stable")[:, :, :4].astype(np.uint8)
     return np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64), weakest

@@ -67,3 +67,7 @@ class Thumbnails:
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
         """(B, 256) of a slice or of row numbers."""
         return np.asarray(self._pixels[self._places[rows]])
+
+    def of(self, rows: NDArray[np.int64]) -> "Thumbnails":
+        """Those of some rows."""
+        return Thumbnails(self._pixels, self._places[rows])
