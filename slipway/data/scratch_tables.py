@@ -3,11 +3,13 @@
 A file goes with the process, however that ends. The system may take the mapped pages back at any time.
 """
 
+import math
 import mmap
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,25 @@ from numpy.typing import NDArray
 
 _FOLDER = Path(".work/clean")
 _BATCH_ROWS = 1 << 15
+_SMALLEST_FILE_BYTES = 1 << 24
 
 
 def scratch_file() -> IO[bytes]:
     """A new file without a name."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryFile(dir=_FOLDER)
+
+
+def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """An array to fill; a large one lies in a file."""
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if num_bytes < _SMALLEST_FILE_BYTES:
+        return np.empty(shape, dtype)
+    with scratch_file() as file:
+        file.truncate(num_bytes)
+        if hasattr(os, "posix_fallocate"):  # or a full disk would end the process when the array is filled
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return np.memmap(file, dtype, "r+", shape=shape)
 
 
 def stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
