@@ -32,7 +32,7 @@ from slipway.params import CleanParams
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
 _MAX_SHOWN = 3
-_WRITTEN_ROWS = 1 << 16  # at a time
+_WRITTEN_ROWS = 1 << 14  # at a time
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ _MOST_BITS = 22  # of the hash that candidates may have to share, in the largest
 _MAX_CROWDING = 8.0  # pictures in a bucket, as a picture meets them
 _MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
+_COUNTED_ROWS = 1 << 16
 _ROUGH = 1e-3  # more than float32 can be wrong by in a correlation
 _CHUNK_PAIRS = 128  # whose pictures stay in the processor's cache while they are compared
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
@@ -189,11 +190,15 @@ class _Band:
     def __init__(self, plain: Codes, number: int) -> None:
         self.number = number
         turned = self._turned(plain)
-        self.order = np.argsort(turned, kind="stable")
-        self.sorted = turned[self.order]
+        self.order, self.sorted = scratch_array((len(plain),), np.int64), scratch_array((len(plain),), np.uint64)
+        self.order[:] = np.argsort(turned, kind="stable")
+        np.take(turned, self.order, out=self.sorted)
         for num_bits in range(_BAND_BITS, _MOST_BITS + 1):
             self._below = np.uint64(64 - num_bits)
-            sizes = np.bincount((self.sorted >> self._below).astype(np.int64), minlength=1 << num_bits)
+            sizes = np.zeros(1 << num_bits, np.int64)
+            for begin in range(0, len(plain), _COUNTED_ROWS):
+                keys = (self.sorted[begin : begin + _COUNTED_ROWS] >> self._below).astype(np.int64)
+                sizes[keys[0] : keys[-1] + 1] += np.bincount(keys - keys[0])
             if float((sizes * sizes).sum()) <= _MAX_CROWDING * len(plain):
                 break
         self.starts = np.concatenate([[0], np.cumsum(sizes)])

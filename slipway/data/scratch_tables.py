@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _FOLDER = Path(".work/clean")
-_BATCH_ROWS = 1 << 15
-_SMALLEST_FILE_BYTES = 1 << 24
+_BATCH_ROWS = 1 << 14
+_SMALLEST_FILE_BYTES = 1 << 20
 
 
 def scratch_file() -> IO[bytes]:

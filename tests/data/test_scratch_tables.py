@@ -30,7 +30,7 @@ def test_batches_come_back_as_one_table(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     table = stored(iter(batches(40_000)), SCHEMA)
     assert table.equals(pa.Table.from_batches(batches(40_000)))
-    assert table["name"].num_chunks == 2
+    assert table["name"].num_chunks == 3
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [], "the file has no name"
     assert stored(iter([]), SCHEMA).equals(SCHEMA.empty_table())
 
