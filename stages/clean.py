@@ -1,10 +1,7 @@
 """Reads every raw image, or a table, once, and writes down what is kept, what is refused, and why."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-
-import pyarrow as pa
 
 from slipway import files
 from slipway.command import run_stage
@@ -62,13 +59,11 @@ def _run_images(params: Params, data: DataParams) -> None:
     digests = read_digests(Path(data.digests), Path(data.path)) if data.digests else None
     num_workers, engine = params.clean.num_workers, data.engine
     read = partial(sources.read_samples, data, read_files=engine == "ray")  # a worker elsewhere has no files
-
-    def again(wanted: frozenset[str]) -> Iterator[pa.RecordBatch]:
-        return cleaning.digest_pixels(read(wanted), params.clean, num_workers, engine)
-
     batches = cleaning.clean_samples(read(), params.clean, num_workers, data.classes, engine)
     inspected = progress(batches, "clean", sources.count_samples(data), lambda batch: batch.num_rows)
-    cleaned = cleaning.collect(inspected, params.clean, data.task, again, digests)
+    cleaned = cleaning.collect(
+        inspected, params.clean, data.task, lambda wanted: cleaning.digest_pixels(read(wanted), params.clean, num_workers, engine), digests
+    )
     _check(cleaned, params)
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, cleaned)
