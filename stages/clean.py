@@ -52,7 +52,7 @@ def _run_table(params: Params, data: DataParams) -> None:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
-    print(_summary(table.cleaned) + column_notes(table, COLUMNS.as_posix()))
+    print(table.cleaned.summary(REPORT, PAGE) + column_notes(table, COLUMNS.as_posix()))
 
 
 def _run_images(params: Params, data: DataParams) -> None:
@@ -69,7 +69,7 @@ def _run_images(params: Params, data: DataParams) -> None:
         _write_rows(folder, cleaned)
     report = image_report(cleaned, params.clean, data)
     _report(report, pictures_of(report, data, params.clean.max_pixels), NO_COLUMNS)
-    print(_summary(cleaned))
+    print(cleaned.summary(REPORT, PAGE))
 
 
 def _check(cleaned: cleaning.Cleaned, params: Params) -> None:
@@ -90,12 +90,6 @@ def _report(report: CleanReport, pictures: Pictures, columns: str) -> None:
     files.write_json(REPORT, to_json(report))
     files.write_text(PAGE, clean_page(report, pictures))
     files.write_text(COLUMNS, columns)
-
-
-def _summary(cleaned: cleaning.Cleaned) -> str:
-    duplicates = cleaned.num_read - cleaned.rows.num_rows - cleaned.num_bad
-    counts = f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, duplicates {duplicates}"
-    return f"{counts}, see {REPORT} and {PAGE}"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ for each image are its place and a few numbers.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +49,12 @@ class Cleaned:
     def num_bad(self) -> int:
         """The refused samples without the duplicates."""
         return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
+
+    def summary(self, *reports: Path) -> str:
+        """One line with every count, and where to look."""
+        duplicates = self.num_read - self.rows.num_rows - self.num_bad
+        counts = f"read {self.num_read}, kept {self.rows.num_rows}, bad {self.num_bad}, duplicates {duplicates}"
+        return f"{counts}, see {' and '.join(map(str, reports))}"
 
 
 def clean_samples(

@@ -235,7 +235,7 @@ def _files(models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -
         f"| {variant} | `{model.file}` | {size(model.bytes)} | {model.precision} | {', '.join(model.meant_for)} |"
         for variant, model in models.items()
     ]
-    chosen = [f"On {provider} `{found.variant}` is served. {found.reason}" for provider, found in choice.items()]
+    chosen = [f"On {provider} the service's `auto` takes `{found.variant}`. {found.reason}" for provider, found in choice.items()]
     certificate = (
         "How far each of them is from the trained network, on which provider, is in `certificate.json`, which names this bundle by digest. "
         "The service is not ready without it, and shows it at `GET /model`."

@@ -31,7 +31,7 @@ def _tile(worth: Worth, name: str, metric: Metric) -> tuple[str, str, str]:
 def _asked(worth: Worth) -> str:
     conformal, outlier = worth.calibration.conformal, worth.calibration.outlier
     if worth.before is not None:
-        made = f"Logits are divided by the temperature {number(worth.calibration.temperature)}"
+        made = f'Logits are divided by the temperature {number(worth.calibration.temperature)}; "before" is without it'
         made += f". A set has every label with a probability of at least {number(conformal.threshold or 0.0)}, and always the best"
     elif conformal.threshold is not None:
         made = f"An interval is the value +/- {number(conformal.threshold)}"

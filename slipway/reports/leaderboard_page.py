@@ -87,7 +87,7 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
     name, lines = _PROVIDERS[provider], [line for line in board.lines if line.provider == provider]
     columns = ["variant", board.metric, "interval", "loss against fp32", "flipped rows", "size", "memory"]
     answers = table(columns, [_answer_cells(line, board.task) for line in lines], numeric=[columns[1], *columns[4:]])
-    speed_columns = ["variant", "p50 ms", "p99 ms", "as fast as fp32", "rows/s", "batch", "rows/s against fp32"]
+    speed_columns = ["variant", "p50 ms", "p99 ms", "one row against fp32", "rows/s", "batch", "rows/s against fp32"]
     speed = table(speed_columns, [_speed_cells(line) for line in lines], numeric=speed_columns[1:])
     verdicts = table(["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines])
     return [
