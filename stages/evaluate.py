@@ -11,6 +11,7 @@ from slipway.errors import SchemaError
 from slipway.metrics import Resampling, measure
 from slipway.params import Params
 from slipway.reports.calibration import Worth, uncalibrated
+from slipway.reports.calibration_section import in_words
 from slipway.reports.console import interval, number, text_table
 from slipway.reports.evaluation import Evaluation, apply_gates, headlines, measure_without_leaked, raise_missed, write_evaluation
 from slipway.reports.evaluation_page import evaluation_page
@@ -65,6 +66,7 @@ def run(params: Params) -> None:
     first += worth.metrics.items()
     first += [(f"{name}_without_leaked", without[name]) for name in headlines(manifest.task) if name in without]
     print(text_table(["metric", "value", "interval"], [[name, number(metric.value), interval(metric)] for name, metric in first], "  "))
+    print(f"  {in_words(worth)}")
     print(f"  the worst errors: {PAGE}")
     raise_missed(gates)
 
