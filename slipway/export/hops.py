@@ -143,7 +143,8 @@ def in_small_batches(runner: Runner, inputs: Inputs, largest_batch: int, seconds
 
 
 def _run_for(seconds: float, runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
-    end, answers = time.monotonic() + seconds, []
+    end = time.monotonic() + seconds
+    answers: list[Answers] = []
     for start in range(0, len(inputs), batch_size):
         if answers and time.monotonic() >= end:
             break
