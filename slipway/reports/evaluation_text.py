@@ -31,6 +31,8 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
 
 def _slices(scores: SliceScores) -> list[str]:
     worse = scores.worse
+    if not scores.judged:
+        return [f"  no slice has enough rows to be judged; {len(scores.too_small)} have too few"] if scores.too_small else []
     lines = [f"  {len(worse)} of {len(scores.judged)} slices are worse than the other rows; {len(scores.too_small)} have too few rows"]
     rows = [
         [score.title, number(score.metric.value), interval(score.metric), str(score.metric.rows), f"{score.p_value:.3g}"]

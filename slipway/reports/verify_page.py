@@ -133,8 +133,10 @@ def _changes(hops: Sequence[Hop], metric: str) -> Section:
     confidence = next((hop.metric.confidence for hop in hops if hop.metric), 0.95)
     note = (
         f"Change: the hop's number less the trained network's on the same rows, with its {confidence * 100:g} % interval over paired "
-        "resamples of the rows. The number itself is judged; the interval tells what other test rows could make of it."
+        f"resamples of the rows. The {'accuracy' if metric == 'accuracy' else 'RMSE'} itself is judged; "
+        "its interval tells what other test rows could make of it."
     )
+    note += " The macro F1 is judged by the mild end of its interval." if "f1_macro" in names else ""
     shown = table(["hop", metric, *(f"change of {name.replace('_', ' ')}" for name in names)], rows, numeric=[metric])
     return Section("Metrics", join([shown, *_budgets(hops), paragraph(note, "note")]))
 
