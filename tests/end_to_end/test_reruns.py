@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 READERS: dict[str, tuple[Any, set[str]]] = {
     "seed": (8, {"split", "augment", "audit", "train", "evaluate", "export", "verify"}),
     "data.engine": ("ray", {"clean", "precompute"}),
-    "data.image_column": ("picture", {"clean", "precompute", "verify"}),  # those that read raw bytes
+    "data.image_column": ("picture", {"clean", "precompute", "evaluate", "verify"}),  # those that read raw bytes
     "data.split_column": ("part", {"clean", "split"}),
     "clean.blur_variance": (21.0, {"clean"}),
     "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
@@ -28,7 +28,7 @@ READERS: dict[str, tuple[Any, set[str]]] = {
     "audit.epochs": (3, {"audit"}),
     "train.learning_rate": (0.001, {"audit", "train"}),
     "evaluate.batch_size": (64, {"evaluate"}),
-    "evaluate.confidence": (0.9, {"evaluate", "verify"}),
+    "evaluate.confidence": (0.9, {"evaluate", "export", "verify"}),
     "export.calibration_rows": (16, {"export"}),
     "compile.workspace_mib": (512, {"compile"}),
     "verify.timing_rounds": (6, {"verify"}),
