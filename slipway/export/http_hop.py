@@ -117,7 +117,7 @@ class ServiceClient:
         self._client.close()
 
     def choice(self) -> ServiceChoice:
-        """What the service runs; later answers are held to its calibration. ParityError if `/model` is not understood or of another bundle."""
+        """What the service runs, whose calibration is the measure of its answers; ParityError if `/model` is of another bundle or form."""
         card = self._ask("/model", self._client.build_request("GET", "/model"))
         try:
             execution, found = card["execution"], card["model_version"]
