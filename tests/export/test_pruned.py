@@ -21,6 +21,7 @@ from slipway.training.pruned import network_of
 from slipway.training.pruning import prune_channels
 from tests.export.conftest import QUICK, RESAMPLING, Project, trained
 
+pytestmark = pytest.mark.slow
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 
 
