@@ -89,5 +89,6 @@ lock: install ## resolve requirements.lock anew from pyproject.toml
 	  --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 .PHONY: clean
-clean: ## remove what stages wrote and all work in progress; the data, dvc's cache and .venv stay
-	rm -rf .work .bentoml tmp dvc_plots data/clean data/split data/packed data/augmented artifacts reports
+clean: ## remove what stages wrote and all work in progress; the data, dvc's cache, .venv and the released bundle stay
+	rm -rf .work .bentoml tmp dvc_plots data/clean data/split data/packed data/augmented reports
+	test ! -d artifacts || find artifacts -mindepth 1 -maxdepth 1 ! -name 'released*' -exec rm -rf {} +

@@ -140,7 +140,7 @@ class Front:
         return Response(200, body, self._inference.monitoring.content_type)
 
     async def _model(self, request: Request) -> Response:
-        return json_response(self._inference.require_model().card())
+        return json_response(self._inference.card())
 
     async def _index(self, request: Request) -> Response:
         host = request.headers.get(b"host", b"")

@@ -1,4 +1,4 @@
-"""From a request's bytes to an answer, and the life of the model behind it: loading, ready or refused with a reason.
+"""From a request's bytes to an answer, and the life of the model behind it: loading, ready or refused with a reason, swapped.
 
 A model that cannot be served does not end the process: it stays up, not ready, and says why, so that
 an operator sees the reason and not a crash loop.
@@ -7,39 +7,47 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from serving.batching import BatchAnswer, MicroBatcher
-from serving.decoding import Decoded, ImageDecoder
+from serving.batching import BatchAnswer
+from serving.decoding import Decoded
 from serving.keeping import Answered, Keeper, open_keeper
+from serving.live_model import LiveModel
 from serving.model import InvalidAnswerError, ServedModel, load_model
 from serving.monitoring import Monitoring
+from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
-from serving.rows import RowDecoder
 from serving.settings import Settings
 from slipway.bundle import SCORE_NAME
 from slipway.columns import ColumnContract
-from slipway.errors import SlipwayError
+from slipway.errors import EngineError, SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
 
 
 class Inference:
-    """One worker's model, queue and metrics."""
+    """One worker's model, queue and metrics. `rebuild_command` is the process that builds an engine for this machine."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, rebuild_command: Sequence[str] = COMMAND) -> None:
         self.settings = settings
         self.monitoring = Monitoring()
         self.reason = "the model is being loaded and warmed up"  # why it is not ready
-        self.model: ServedModel | None = None
-        self._batcher: MicroBatcher | None = None
-        self._decoder: ImageDecoder | RowDecoder | None = None
+        self.rebuild = RebuildState("not_asked_for", "the model is being loaded")
+        self._rebuild_command = rebuild_command
+        self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._rebuilding: asyncio.Task[None] | None = None
         self._keeper: Keeper | None = None
         self._num_pending = 0
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The model that new requests go to, or None while there is none."""
+        return self._live.model if self._live else None
 
     def start(self) -> None:
         """Begin to load the model; the event loop stays free to answer that it is not ready."""
@@ -51,36 +59,60 @@ class Inference:
         if self._loading:
             await self._loading
 
+    async def rebuilt(self) -> None:
+        """Wait until a rebuild, if there is one, has ended and its engine is served or refused."""
+        await self.loaded()
+        if self._rebuilding:
+            await self._rebuilding
+
     async def stop(self) -> None:
-        """Finish what is queued and end the threads."""
-        if self._loading:
-            self._loading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._loading
+        """Finish what is queued and end the threads and the rebuild."""
+        for task in (self._loading, self._rebuilding):
+            if task:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         self.reason = "the service is shutting down"
-        self.model = None
+        live, self._live = self._live, None
         self.monitoring.model(None)
-        if self._batcher and self._decoder:
-            await self._batcher.close()
-            self._decoder.close()
+        if live:
+            await live.retire()
         if self._keeper:
             await asyncio.to_thread(self._keeper.close)
 
+    async def swap(self, model: ServedModel) -> None:
+        """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
+        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self._on_batch)
+        self.reason = ""
+        self.monitoring.model(model)
+        actual, requested = model.selection.actual, model.selection.requested
+        logger.info(
+            "ready: model %s runs on %s/%s as %s (requested %s/%s)%s",
+            model.version, actual.backend, actual.provider, actual.variant, requested["provider"], requested["variant"],
+            "".join(f"; passed over {reason}" for reason in model.selection.passed_over),
+        )  # fmt: skip
+        if before:
+            await before.retire()
+
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
-        if self.model is None:
-            raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
-        return self.model
+        return self._require_live().model
+
+    def card(self) -> dict[str, Any]:
+        """What `/model` shows; Refusal with the reason if the model is not ready."""
+        return self.require_model().card() | {"rebuild": {"status": self.rebuild.status, "reason": self.rebuild.reason}}
 
     async def predict(self, payload: bytes, request_id: str) -> dict[str, Any]:
         """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""
-        model = self.require_model()
+        live = self._require_live()
         if self._num_pending >= self.settings.max_queue:
             raise Refusal("queue_full", f"{self._num_pending} requests are waiting, the limit; try again later", headers=(RETRY_AFTER,))
         self._num_pending += 1
+        model = live.model
         try:
-            decoded = await self._decode(payload)
-            batched = await self._run(decoded)
+            with live.request():
+                decoded = await self._decode(live, payload)
+                batched = await self._run(live, decoded)
             answers = [model.answer(row.outputs, row.score) for row in batched]
             if self._keeper:
                 self._keeper.offer(_answered(request_id, payload, model, decoded, batched, answers))
@@ -96,17 +128,20 @@ class Inference:
         self.monitoring.queue_depth(self._num_pending)
         return self.monitoring.exposition()
 
-    async def _decode(self, payload: bytes) -> Decoded:
-        assert self._decoder
+    def _require_live(self) -> LiveModel:
+        if self._live is None:
+            raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
+        return self._live
+
+    async def _decode(self, live: LiveModel, payload: bytes) -> Decoded:
         started = perf_counter()
-        decoded = await self._decoder.decode(payload)
+        decoded = await live.decoder.decode(payload)
         self.monitoring.stage("decode", perf_counter() - started)
         return decoded
 
-    async def _run(self, decoded: Decoded) -> list[BatchAnswer]:
-        assert self._batcher
+    async def _run(self, live: LiveModel, decoded: Decoded) -> list[BatchAnswer]:
         try:
-            batched = await self._batcher.submit_all(decoded.inputs)
+            batched = await live.batcher.submit_all(decoded.inputs)
         except Exception as error:
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
@@ -130,23 +165,30 @@ class Inference:
             self.reason = f"the model could not be loaded: {type(error).__name__}: {error}"
             logger.exception("not ready")
         else:
-            self._serve(model)
+            await self.swap(model)
+        self.rebuild = first_state(self.settings, self.model)
+        if self.rebuild.status == "impossible":
+            logger.error("no engine can be built for this machine: %s", self.rebuild.reason)
+        if self.rebuild.status == "building":
+            logger.info("an engine for this machine is built %s", self.rebuild.reason)
+            self._rebuilding = asyncio.create_task(self._rebuild())
 
-    def _serve(self, model: ServedModel) -> None:
-        self._batcher = MicroBatcher(model.run, model.max_batch_size, self._on_batch)
-        contract = model.bundle.manifest.input
-        if isinstance(contract, ColumnContract):
-            self._decoder = RowDecoder(contract, self.settings.max_rows)
+    async def _rebuild(self) -> None:
+        """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
+        try:
+            await build(self.settings, self._rebuild_command)
+            model = await asyncio.to_thread(load_model, self.settings)
+            if model.selection.actual.backend != "tensorrt":
+                raise EngineError("; ".join(model.selection.passed_over))
+            await self.swap(model)
+        except SlipwayError as error:
+            self.rebuild = RebuildState("failed", str(error))
+            logger.error("the engine for this machine is not served: %s", error)
+        except Exception as error:
+            self.rebuild = RebuildState("failed", f"{type(error).__name__}: {error}")
+            logger.exception("the engine for this machine is not served")
         else:
-            self._decoder = ImageDecoder(contract)
-        self.model, self.reason = model, ""
-        self.monitoring.model(model)
-        actual, requested = model.selection.actual, model.selection.requested
-        logger.info(
-            "ready: model %s runs on %s/%s as %s (requested %s/%s)%s",
-            model.version, actual.backend, actual.provider, actual.variant, requested["provider"], requested["variant"],
-            "".join(f"; passed over {reason}" for reason in model.selection.passed_over),
-        )  # fmt: skip
+            self.rebuild = RebuildState("swapped", f"the engine in {self.settings.rebuilt_engine} is served")
 
 
 def _answered(

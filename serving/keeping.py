@@ -173,7 +173,9 @@ def open_keeper(settings: Settings, count: Count) -> Keeper | None:
     max_age_s = settings.keep_days * _DAY_S or None
     folder = KeptFolder(settings.keep_directory, settings.keep_bytes, settings.workers, max_age_s)
     limit = f", for {settings.keep_days:g} days" if max_age_s else ""
-    logger.info("%g of all requests are kept in %s, at most %d bytes%s", settings.keep_share, folder.root, settings.keep_bytes, limit)
+    logger.info(
+        "%g %% of the requests are kept in %s, at most %d bytes%s", 100 * settings.keep_share, folder.root, settings.keep_bytes, limit
+    )
     return Keeper(folder, settings.keep_share, count, min(_TIDY_S, max_age_s / 100) if max_age_s else None)
 
 
@@ -195,6 +197,6 @@ def _kept(moment: float, answered: Answered) -> KeptRequest:
         payload=answered.payload,
         is_list=answered.is_list,
         inputs_sha256=digest_inputs(answered.inputs),
-        outputs={name: np.stack(rows) for name, rows in answered.outputs.items()},
+        outputs={name: np.array(rows, np.float32) for name, rows in answered.outputs.items()},
         answers=answered.answers,
     )

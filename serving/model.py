@@ -1,7 +1,8 @@
 """The model that is served: a bundle whose every byte was checked, a certificate that fits it, and a warm runner.
 
 `load_model` does it all or raises; there is no half-loaded model. Nothing is served before every batch
-size that will run has run once and answered what the bundle's output contract says.
+size that will run has run once and answered what the bundle's output contract says, and before the bundle's canary rows
+were answered as fp32 answers them.
 """
 
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from serving.selection import Selection, select
 from serving.settings import DEFAULT_BATCH_SIZE, Settings
 from slipway.bundle import Bundle, LoadedBundle, load_bundle
 from slipway.calibration import Answers
+from slipway.canary import CanaryResult
 from slipway.certificate import Certificate, check_certificate, read_certificate
 from slipway.columns import ColumnContract
 from slipway.errors import BundleError, SlipwayError
 from slipway.input_contract import InputContract
 from slipway.preprocess import ImageContract, load_transform
+from slipway.rebuild import answer_canary
 
 
 class InvalidAnswerError(SlipwayError):
@@ -37,6 +40,7 @@ class ServedModel:
     selection: Selection
     max_batch_size: int
     run: Run
+    canary: CanaryResult | None  # None where the bundle has no canary rows
 
     @property
     def version(self) -> str:
@@ -65,7 +69,7 @@ class ServedModel:
 
     def card(self) -> dict[str, Any]:
         """What `/model` shows: everything known about this model and how it runs here."""
-        manifest = self.bundle.manifest
+        manifest, target = self.bundle.manifest, self.selection.target_certificate
         return {
             "model_version": self.version,
             "bundle_digest": self.bundle.digest,
@@ -81,9 +85,11 @@ class ServedModel:
                 "passed_over": self.selection.passed_over,
                 "max_batch_size": self.max_batch_size,
             },
+            "canary": self.canary.model_dump(mode="json") if self.canary else None,
             "choice": {provider: choice.model_dump(mode="json") for provider, choice in manifest.choice.items()},
             "left_out": manifest.left_out,
             "certificate": self.certificate.model_dump(mode="json"),
+            "target_certificate": target.model_dump(mode="json") if target else None,
             "lineage": manifest.lineage.model_dump(mode="json"),
             "versions": manifest.versions,
         }
@@ -97,7 +103,8 @@ def load_model(settings: Settings) -> ServedModel:
     selection = select(settings, bundle, certificate)
     run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)
     _warm_up(run, bundle.manifest, max_batch_size)
-    return ServedModel(bundle, certificate, selection, max_batch_size, run)
+    canary = answer_canary(run, selection.actual.variant, bundle, max_batch_size)
+    return ServedModel(bundle, certificate, selection, max_batch_size, run, canary)
 
 
 def read_certified(bundle_root: Path, certificate_path: Path, *, accept_draft: bool) -> tuple[LoadedBundle, Certificate]:

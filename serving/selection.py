@@ -3,7 +3,8 @@
 What is asked for by name is done or refused. `auto` takes the first that is possible here *and* that
 the certificate says agrees, on each provider beginning with what export chose for it; what it passes over is kept with the
 reason and shown in the log and in /model.
-A file that was altered or swapped since it was certified is never passed over: nothing is served then.
+A file that was altered or swapped since it was certified is never passed over: nothing is served then. Where the engine is
+another machine's, one that was built and certified on this machine takes its place.
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ from slipway import runtime
 from slipway.bundle import Bundle, LoadedBundle
 from slipway.certificate import Certificate, Execution
 from slipway.errors import EngineError, UnavailableError
-from slipway.passport import read_passport
-from slipway.runtime import Runner
+from slipway.passport import read_passport, read_request
+from slipway.rebuild import TargetCertificate, open_rebuilt
+from slipway.runtime import ONNX_TENSORRT, Runner
+
+_Provider = Literal["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Selection:
     requested: dict[str, str]
     passed_over: list[str]  # "cuda/fp16: no NVIDIA driver", in the order of preference
     why: str  # of what runs
+    target_certificate: TargetCertificate | None = None  # of an engine that was built on this machine
 
     @property
     def actual(self) -> Execution:
@@ -43,9 +48,8 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
     requested: dict[str, str] = {"provider": settings.provider, "variant": settings.variant}
     for provider, variant in _candidates(settings, bundle.manifest):
         try:
-            runner = _open(settings, bundle, certificate, provider, variant)
-            _require_agreement(certificate, runner.actual)
-            return Selection(runner, requested, passed_over, _why(settings, bundle.manifest, runner.actual))
+            runner, target = _open(settings, bundle, certificate, provider, variant)
+            return Selection(runner, requested, passed_over, _why(settings, bundle.manifest, runner.actual), target)
         except (UnavailableError, EngineError) as error:
             passed_over.append(f"{provider}/{variant}: {error}")
     raise UnavailableError(
@@ -54,29 +58,33 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
 
 
 def _candidates(settings: Settings, manifest: Bundle) -> Iterator[tuple[str, str]]:
-    """(provider, variant) from the most to the least preferred."""
-    providers: list[Literal["tensorrt", "cuda", "cpu"]] = ["tensorrt", "cuda", "cpu"]
+    """(provider, variant) from the most to the least preferred; what takes minutes to start only where it is asked for."""
+    providers: list[_Provider] = ["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
     for provider in providers:
-        if settings.provider in ("auto", provider):
+        if settings.provider == provider or (settings.provider == "auto" and provider != ONNX_TENSORRT):
             for variant in _variants(provider, manifest) if settings.variant == "auto" else [settings.variant]:
                 yield provider, variant
 
 
-def _variants(provider: Literal["tensorrt", "cuda", "cpu"], manifest: Bundle) -> list[str]:
+def _variants(provider: _Provider, manifest: Bundle) -> list[str]:
     """What `auto` tries on a provider: export's choice and then fp32, which loses nothing; where there is none, a fixed order."""
     if provider == "tensorrt":
         return ["any"]
+    if provider == "onnxruntime_tensorrt":
+        return ["fp16"]
     choice = manifest.choice.get(provider)
     if choice:
         return list(dict.fromkeys([choice.variant, "fp32"]))
-    return ["fp16", "fp32"] if provider == "cuda" else ["fp32"]
+    return {ONNX_TENSORRT: ["fp16"], "cuda": ["fp16", "fp32"]}.get(provider, ["fp32"])
 
 
 def _why(settings: Settings, manifest: Bundle, actual: Execution) -> str:
     if settings.variant != "auto":
         return "asked for by name"
-    if actual.provider == "tensorrt":
+    if actual.backend == "tensorrt":
         return "the engine's own variant"
+    if actual.provider == "tensorrt":
+        return "the first that ONNX Runtime's TensorRT provider computes as it is"
     choice = next((choice for provider, choice in manifest.choice.items() if provider == actual.provider), None)
     if choice is None:
         return f"{actual.provider} was not there at export, so nothing was chosen for it: the first of a fixed order"
@@ -85,7 +93,10 @@ def _why(settings: Settings, manifest: Bundle, actual: Execution) -> str:
     return f"export chose {choice.variant} for {actual.provider}, which was passed over"
 
 
-def _open(settings: Settings, bundle: LoadedBundle, certificate: Certificate, provider: str, variant: str) -> Runner:
+def _open(
+    settings: Settings, bundle: LoadedBundle, certificate: Certificate, provider: str, variant: str
+) -> tuple[Runner, TargetCertificate | None]:
+    """A runner that one of the two certificates says agrees."""
     if provider == "tensorrt":
         return _open_engine(settings, bundle, certificate, variant)
     reason = runtime.why_unavailable(provider)
@@ -95,22 +106,51 @@ def _open(settings: Settings, bundle: LoadedBundle, certificate: Certificate, pr
         left_out = bundle.manifest.left_out.get(variant)
         reason = f"; it was left out: {left_out}" if left_out else ""
         raise UnavailableError(f"the bundle has no such variant, it has {', '.join(sorted(bundle.manifest.models))}{reason}.")
+    runner = _open_onnx(settings, bundle, provider, variant)
+    _require_agreement(certificate, runner.actual)
+    return runner, None
+
+
+def _open_onnx(settings: Settings, bundle: LoadedBundle, provider: str, variant: str) -> Runner:
+    num_threads = settings.threads_per_worker()
+    if provider == ONNX_TENSORRT:
+        profile = read_request(settings.engine).profile
+        return runtime.open_onnx_tensorrt(bundle, variant, profile, settings.engine_cache, num_threads)
     return runtime.open_onnx(
         bundle.model_bytes(variant),
         variant=variant,
         precision=bundle.manifest.models[variant].precision,
         provider=provider,
-        num_threads=settings.threads_per_worker(),
+        num_threads=num_threads,
     )
 
 
-def _open_engine(settings: Settings, bundle: LoadedBundle, certificate: Certificate, variant: str) -> Runner:
+def _open_engine(
+    settings: Settings, bundle: LoadedBundle, certificate: Certificate, variant: str
+) -> tuple[Runner, TargetCertificate | None]:
+    """The certified engine; or, where it cannot run here, the one that was built here."""
+    runner: Runner
+    target = None
+    try:
+        runner = _open_certified_engine(settings, bundle, certificate)
+    except (UnavailableError, EngineError) as error:
+        if not settings.rebuilt_engine.exists():
+            raise
+        try:
+            runner, target = open_rebuilt(settings.rebuilt_engine, bundle)
+        except (UnavailableError, EngineError) as here:
+            raise EngineError(f"{error} And the engine that was built here: {here}") from None
+    if variant not in ("any", runner.actual.variant):
+        raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
+    return runner, target
+
+
+def _open_certified_engine(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -> Runner:
     if certificate.engine_digest is None:
         read_passport(settings.engine)  # where there is no engine it says so itself
         raise UnavailableError(f"the certificate was made without the engine in {settings.engine}; run `dvc repro verify`.")
     runner = runtime.open_engine(settings.engine, bundle, certificate.engine_digest)
-    if variant not in ("any", runner.actual.variant):
-        raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
+    _require_agreement(certificate, runner.actual)
     return runner
 
 

@@ -19,7 +19,7 @@ from slipway.errors import SlipwayError
 PREFIX = "SLIPWAY_"
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, or `src` of a built bento
 
-Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
+Provider = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
 Variant = Literal["auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
 DEFAULT_BATCH_SIZE = 32  # of max_batch_size "auto": more than the queue usually holds, and quick to warm up
 
@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     bundle: Path = Path("artifacts/bundle")
     certificate: Path = Path("artifacts/certificate.json")
     engine: Path = Path("artifacts/engine")
+    rebuilt_engine: Path = Path("artifacts/rebuilt_engine")  # built and certified on this machine
+    rebuild_engine: bool = False  # build it in the background where the engine is another machine's
+    engine_cache: Path = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
     accept_draft: bool = False  # for the verify stage alone, whose HTTP hop needs a service before it can certify one
     provider: Provider = "auto"
     variant: Variant = "auto"
@@ -57,7 +60,7 @@ class Settings(BaseSettings):
     def _empty_is_unset(cls, path: Any) -> Any:
         return path or None
 
-    @field_validator("bundle", "certificate", "engine", "keep_directory")
+    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "keep_directory")
     @classmethod
     def _from_the_root(cls, path: Path | None) -> Path | None:
         return ROOT / path if path else None

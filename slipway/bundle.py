@@ -2,6 +2,8 @@
 
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
+artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.canary_rows is 0
+artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
 
 A format version that is not known, a missing file or a changed byte is refused.
 """
@@ -15,12 +17,14 @@ from pydantic import ValidationError, model_validator
 
 from slipway import files
 from slipway.calibration import Calibration
+from slipway.canary import Canary, CanaryRows, parse_canary
 from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.input_contract import InputContract
 
 FORMAT_VERSION = 3
 MANIFEST = "bundle.json"
+CARD = "MODEL_CARD.md"
 SCORE_NAME = "outlier_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
@@ -129,8 +133,10 @@ class Bundle(Contract):
     models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
+    canary: Canary | None  # null where export.canary_rows is 0
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     metrics: dict[str, Metric]  # on the test split, of the trained network
+    card_sha256: str | None  # hex, of MODEL_CARD.md; null where there is none
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it
 
@@ -161,24 +167,45 @@ class LoadedBundle:
         """The model version shown to callers: the first 12 hex digits of the digest."""
         return self.digest[:12]
 
+    @property
+    def file_names(self) -> list[str]:
+        """All files that belong to it, in its folder, the manifest first."""
+        card = [CARD] if self.manifest.card_sha256 else []
+        canary = [self.manifest.canary.file] if self.manifest.canary else []
+        return [MANIFEST, *(model.file for model in self.manifest.models.values()), *card, *canary]
+
     def model_bytes(self, variant: str) -> bytes:
         """The graph of `variant`, the very bytes that were digested; BundleError if it is absent or altered."""
         if variant not in self.manifest.models:
             raise BundleError(f"{self.root} has no variant {variant!r}, it has {', '.join(sorted(self.manifest.models))}.")
         model = self.manifest.models[variant]
-        path = self.root / model.file
+        return self._verified(model.file, model.sha256)
+
+    def card(self) -> str | None:
+        """The model card, Markdown, or None where the bundle has none; BundleError if it is absent or altered."""
+        return self._verified(CARD, self.manifest.card_sha256).decode() if self.manifest.card_sha256 else None
+
+    def canary_rows(self) -> CanaryRows | None:
+        """The canary rows, or None where the bundle has none; BundleError if their file is absent or altered."""
+        canary = self.manifest.canary
+        return parse_canary(self._verified(canary.file, canary.sha256), canary.rows) if canary else None
+
+    def verify(self) -> None:
+        """Check every file."""
+        for variant in self.manifest.models:
+            self.model_bytes(variant)
+        self.card()
+        self.canary_rows()
+
+    def _verified(self, file: str, sha256: str) -> bytes:
+        path = self.root / file
         try:
             payload = path.read_bytes()
         except FileNotFoundError:
             raise BundleError(f"{path} is missing. Run `dvc repro export`, or copy the whole bundle again.") from None
-        if files.sha256_bytes(payload) != model.sha256:
+        if files.sha256_bytes(payload) != sha256:
             raise BundleError(f"{path} was altered: its SHA-256 is not the one in {MANIFEST}. Run `dvc repro export`, or copy it again.")
         return payload
-
-    def verify(self) -> None:
-        """Check every model file."""
-        for variant in self.manifest.models:
-            self.model_bytes(variant)
 
 
 def write_manifest(root: Path, manifest: Bundle) -> None:

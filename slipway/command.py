@@ -3,20 +3,34 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipway.disk_faults import disk_fault, try_to_write
 from slipway.errors import SlipwayError
-from slipway.params import Params, load_params
+
+if TYPE_CHECKING:
+    from slipway.params import Params
 
 _WRITTEN = tuple(Path(name) for name in ("data", "artifacts", "metrics", "reports", ".work"))
 
 
-def run_stage(run: Callable[[Params], None]) -> None:
-    """Call `run(params)`; what the user can mend becomes a message on stderr and exit code 1, Ctrl-C exit code 130."""
-    try:
+def run_stage(run: "Callable[[Params], None]") -> None:
+    """`run_command` with what is in `params.yaml`, where the stages' folders can be written."""
+
+    def with_params() -> None:
+        from slipway.params import load_params  # what runs without params.yaml lacks the package that reads it, too
+
         params = load_params()
         try_to_write(_WRITTEN)
         run(params)
+
+    run_command(with_params)
+
+
+def run_command(run: Callable[[], None]) -> None:
+    """Call `run()`; what the user can mend becomes a message on stderr and exit code 1, Ctrl-C exit code 130."""
+    try:
+        run()
     except SlipwayError as error:
         _end(_with_notes(str(error), error), 1)
     except KeyboardInterrupt:

@@ -25,6 +25,7 @@ CLASSIFICATION_METRICS = (
     "calibration_error",
 )
 REGRESSION_METRICS = ("mse", "rmse", "mae", "r2", "median_error")
+UNBOUNDED_METRICS = ("log_loss", "brier", "mse", "rmse", "mae", "median_error")  # the others are never above 1
 
 
 def is_classification(task: Task) -> bool:

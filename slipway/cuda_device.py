@@ -3,6 +3,8 @@
 A thin cover over NVIDIA's `cuda-bindings`, imported when used. Every CUDA error is an EngineError.
 """
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,7 @@ def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
 
 
 def describe_gpu() -> dict[str, str]:
-    """Name and compute capability of GPU 0, and the versions of the CUDA runtime and of the CUDA the driver supports."""
+    """Name and compute capability of GPU 0, the versions of the CUDA runtime and of the driver, and the CUDA that the driver supports."""
     from cuda.bindings import runtime
 
     properties = call_cuda(runtime, "cudaGetDeviceProperties", 0)
@@ -67,8 +69,20 @@ def describe_gpu() -> dict[str, str]:
         "gpu": bytes(properties.name).split(b"\0")[0].decode(),
         "compute_capability": f"{properties.major}.{properties.minor}",
         "cuda_version": _version(call_cuda(runtime, "cudaRuntimeGetVersion")),
-        "driver_version": _version(call_cuda(runtime, "cudaDriverGetVersion")),
+        "driver_version": driver_version(),
+        "driver_cuda_version": _version(call_cuda(runtime, "cudaDriverGetVersion")),
     }
+
+
+def driver_version(library: str = "libnvidia-ml.so.1", module: Path = Path("/sys/module/nvidia/version")) -> str:
+    """The NVIDIA driver's own version ("580.95.05"), from NVML or else from its kernel module; "unknown" if neither tells."""
+    try:
+        nvml, text = ctypes.CDLL(library), ctypes.create_string_buffer(96)  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE is 80
+        if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
+            return text.value.decode()
+    except (OSError, AttributeError):
+        pass
+    return module.read_text().strip() if module.exists() else "unknown"
 
 
 def _version(number: int) -> str:

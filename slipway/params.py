@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from slipway.contract import Task, is_classification, is_table, metric_names
+from slipway.contract import UNBOUNDED_METRICS, Task, is_classification, is_table, metric_names
 from slipway.errors import ParamsError
 from slipway.network_arguments import STARTS, argument_mistakes
 from slipway.preprocess import MAX_PIXELS
@@ -44,7 +44,7 @@ PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ColumnParams(_Section):
@@ -355,6 +355,8 @@ class Gate(_Section):
     def _has_a_bound(self) -> Self:
         if self.min is None and self.max is None:
             raise ValueError("a gate needs a min or a max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}")
         return self
 
 
@@ -402,16 +404,21 @@ class GoalParams(_Section):
 class ExportParams(_Section):
     """The ONNX graphs that are made, and which of them is chosen."""
 
+    purpose: str | None  # what the model is for and what not, for its card; null: the card says that nobody wrote it down
     opset: Annotated[int, Field(ge=18, le=24)]
     max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # largest batch the graphs and the service take
     variants: Annotated[list[Variant], Field(min_length=1)]
     calibration_rows: Positive  # training rows that int8 ranges are measured on
+    canary_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows that travel in the bundle; 0 for none
     goal: GoalParams
 
     @model_validator(mode="after")
-    def _fp32_is_there(self) -> Self:
+    def _fp32_is_there_and_none_twice(self) -> Self:
         if "fp32" not in self.variants:
             raise ValueError(f"variants {self.variants} lacks 'fp32', which the others are made from and compared with")
+        twice = sorted({name for name in self.variants if self.variants.count(name) > 1})
+        if twice:
+            raise ValueError(f"variants names {', '.join(map(repr, twice))} more than once")
         return self
 
 
@@ -482,6 +489,7 @@ class Params(_Section):
         problems += _loss_of_another_task(self.train, self.data.task)
         for key, gates in (("gates", self.evaluate.gates), ("slice_gates", self.evaluate.slice_gates)):
             problems += [_describe_gate(key, name, self.data.task) for name in gates if name not in metric_names(self.data.task)]
+            problems += [_out_of_reach(key, name, gate) for name, gate in gates.items() if _is_out_of_reach(name, gate)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -561,7 +569,7 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
 
 
 def _describe(detail: Any) -> str:
-    place = [str(part) for part in detail["loc"]]
+    place = [str(part) for part in detail["loc"] if part != "[key]"]  # of a mapping, whose wrong key is named before it
     key = ".".join(place) or "sections that do not fit together"
     if detail["type"] == "extra_forbidden":
         close = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
@@ -579,6 +587,22 @@ def _describe_gate(key: str, name: str, task: Task) -> str:
     close = difflib.get_close_matches(name, metric_names(task), n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(metric_names(task))}"
     return f"evaluate.{key} names {name!r}, which is no metric of data.task {task!r}; {hint}"
+
+
+def _is_out_of_reach(name: str, gate: Gate) -> bool:
+    """Whether no answers at all can pass; 95 for 0.95, say."""
+    return (name not in UNBOUNDED_METRICS and gate.min is not None and gate.min > 1) or (
+        name != "r2" and gate.max is not None and gate.max < 0
+    )
+
+
+def _out_of_reach(key: str, name: str, gate: Gate) -> str:
+    bound = (
+        f"min {gate.min:g}, but it is never above 1"
+        if gate.min is not None and gate.min > 1
+        else f"max {gate.max:g}, but it is never below 0"
+    )
+    return f"evaluate.{key}.{name} asks for {bound}, so that the gate is always missed"
 
 
 def _known_keys(place: list[str]) -> list[str]:

@@ -4,8 +4,9 @@ artifacts/engine/engine.plan     the engine
 artifacts/engine/passport.json   what it was built from, on which GPU, with which TensorRT
 artifacts/engine/receipt.json    instead of both where no engine could be built: why not; never a pass
 
-An engine is refused unless model, TensorRT, GPU and its own bytes are exactly those of its passport:
-TensorRT would run a stale engine of the same architecture without a word.
+An engine is refused unless model, TensorRT, GPU, precision and its own bytes are exactly those of its passport:
+TensorRT would run a stale engine of the same architecture without a word. Passport and receipt say what was requested, so
+that another machine can build the same.
 """
 
 import json
@@ -20,7 +21,7 @@ from slipway.certificate import Execution
 from slipway.contract import Contract
 from slipway.errors import EngineError, IntegrityError, UnavailableError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PLAN = "engine.plan"
 PASSPORT = "passport.json"
 RECEIPT = "receipt.json"
@@ -46,30 +47,37 @@ class Machine(Contract):
 
     tensorrt_version: str
     cuda_version: str  # of the CUDA runtime library
-    driver_version: str  # newest CUDA version the driver supports
+    driver_version: str  # "580.95.05"
+    driver_cuda_version: str  # the newest that the driver supports
     gpu: str
     compute_capability: str  # "9.0"
 
 
-class Passport(Contract):
+class EngineRequest(Contract):
+    """What an engine is to be, wherever it is built."""
+
+    requested: Execution
+    profile: Profile
+    workspace_mib: int  # scratch memory the builder may use
+
+
+class Passport(EngineRequest):
     """The content of `passport.json`."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     engine_sha256: str
     model_sha256: str  # of the ONNX graph it was built from
     bundle_digest: str  # of the bundle that graph came from; for the record
-    profile: Profile
     machine: Machine
-    requested: Execution
     actual: Execution
+    precision_read_from: Literal["engine", "network"]  # where `actual.precision` was seen
 
 
-class Receipt(Contract):
+class Receipt(EngineRequest):
     """The content of `receipt.json`."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     status: Literal["not_executed"]
-    requested: Execution
     reason: str
 
 
@@ -79,9 +87,9 @@ def write_engine(root: Path, plan: bytes, passport: Passport) -> None:
     files.write_json(root / PASSPORT, passport.model_dump(mode="json"))
 
 
-def write_receipt(root: Path, requested: Execution, reason: str) -> None:
+def write_receipt(root: Path, request: EngineRequest, reason: str) -> None:
     """Write down that no engine was built, and why."""
-    receipt = Receipt(format_version=FORMAT_VERSION, status="not_executed", requested=requested, reason=reason)
+    receipt = Receipt(format_version=FORMAT_VERSION, status="not_executed", reason=reason, **dict(request))
     files.write_json(root / RECEIPT, receipt.model_dump(mode="json"))
 
 
@@ -114,11 +122,16 @@ def read_passport(root: Path, digest: str | None = None) -> Passport:
     return _parse(Passport, path, payload)
 
 
+def read_request(root: Path) -> EngineRequest:
+    """What the engine in `root` was to be, whether it was built or not; UnavailableError or EngineError as `read_passport`."""
+    return read_receipt(root) or read_passport(root)
+
+
 def check_origin(passport: Passport, bundle: LoadedBundle) -> None:
     """EngineError, naming every difference, unless the engine was built from this bundle's graph, as it was requested."""
     variant = passport.actual.variant
     model = bundle.manifest.models.get(variant)
-    differing = _differences(
+    differing = differences(
         {
             "model digest": (passport.model_sha256, model.sha256 if model else f"no variant {variant!r}"),
             "precision": (passport.actual.precision, model.precision if model else f"no variant {variant!r}"),
@@ -133,7 +146,7 @@ def check_origin(passport: Passport, bundle: LoadedBundle) -> None:
 def check_machine(passport: Passport, machine: Machine) -> None:
     """EngineError, naming every difference, unless the engine was built for this very GPU and TensorRT."""
     built = passport.machine
-    differing = _differences(
+    differing = differences(
         {
             "TensorRT": (built.tensorrt_version, machine.tensorrt_version),
             "GPU": (built.gpu, machine.gpu),
@@ -153,7 +166,8 @@ def read_plan(root: Path, passport: Passport) -> bytes:
         raise EngineError(f"{path} is missing, but {PASSPORT} is there. Run `dvc repro --force compile`.") from None
 
 
-def _differences(pairs: dict[str, tuple[object, object]]) -> str:
+def differences(pairs: dict[str, tuple[object, object]]) -> str:
+    """Each name whose two values are not the same, with both; empty where all are."""
     return "; ".join(f"{name}: built with {built}, here {here}" for name, (built, here) in pairs.items() if built != here)
 
 

@@ -1,4 +1,4 @@
-"""The one seam array-in, array-out: ONNX Runtime and TensorRT behind the same call.
+"""The one seam array-in, array-out: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT behind the same call.
 
 `stages/verify.py` and the service run models through here and nowhere else. What was asked for is
 what runs: a provider that cannot load is refused with its reason, never replaced; an engine whose
@@ -19,9 +19,12 @@ from slipway.bundle import SCORE_NAME, LoadedBundle
 from slipway.calibration import Answers
 from slipway.certificate import Execution
 from slipway.cuda_device import CudaDevice, describe_gpu
+from slipway.engine_cache import EngineKey, engines_of
 from slipway.errors import BundleError, EngineError, UnavailableError
-from slipway.passport import Machine, Passport, check_machine, check_origin, read_passport, read_plan
+from slipway.passport import Machine, Passport, Profile, check_machine, check_origin, read_passport, read_plan
+from slipway.tensorrt_engine import check_precision
 
+ONNX_TENSORRT = "onnxruntime_tensorrt"  # ONNX Runtime's TensorRT provider, told apart from TensorRT itself
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # TF32 keeps 10 of fp32's 23 bits, and CUDA would use it without being asked.
 _PROVIDER_OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
@@ -106,13 +109,18 @@ class EngineRunner:
 
 
 def why_unavailable(provider: str) -> str | None:
-    """Why nothing can run on `provider` ("cpu" and "cuda" of ONNX Runtime, or "tensorrt") here, or None if it can."""
+    """Why nothing can run on `provider` here, or None if it can.
+
+    "cpu", "cuda" and "onnxruntime_tensorrt" are ONNX Runtime's, "tensorrt" is an engine without it.
+    """
     import onnxruntime
 
     if provider == "tensorrt":
         return _why_no_cuda_driver() or _why_no_tensorrt()
+    if provider == ONNX_TENSORRT:
+        return _why_no_cuda_driver() or _why_no_tensorrt() or _why_no_tensorrt_provider()
     if provider not in _PROVIDERS:
-        return f"unknown provider {provider!r}, expected one of {', '.join(_PROVIDERS)}, tensorrt"
+        return f"unknown provider {provider!r}, expected one of {', '.join(_PROVIDERS)}, tensorrt, {ONNX_TENSORRT}"
     if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return f"this build of onnxruntime has no {_PROVIDERS[provider]}; install onnxruntime-gpu"
     # The list above names what was compiled in, not what can load: the driver decides.
@@ -131,23 +139,71 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
     _require(provider)
     if provider == "cuda":
         onnxruntime.preload_dlls()  # finds the CUDA libraries that came as wheels
+    # Nodes that CUDA lacks may run on the CPU inside the session; the session as a whole may not move there.
+    names: list[Any] = [(_PROVIDERS[provider], _PROVIDER_OPTIONS[provider])]
+    if provider != "cpu":
+        names.append(_PROVIDERS["cpu"])
+    session = _open_session(model, names, num_threads, f"the {variant} graph on {provider}")
+    return OnnxRunner(session, Execution(backend="onnxruntime", provider=provider, precision=precision, variant=variant))
+
+
+def open_onnx_tensorrt(bundle: LoadedBundle, variant: str, profile: Profile, cache: Path, num_threads: int) -> OnnxRunner:
+    """Load a graph in ONNX Runtime's TensorRT provider: its engine is built now, for minutes, or was before and lies below `cache`.
+
+    UnavailableError where that provider cannot run, or cannot run this variant as it is; EngineError and IntegrityError where
+    what lies in the cache is not this very model's engine for this very machine.
+    """
+    import onnxruntime
+
+    entry = bundle.manifest.models[variant]
+    if entry.precision == "fp32":
+        raise UnavailableError("ONNX Runtime's TensorRT provider computes fp32 in TF32 and has no option against it; compile an engine.")
+    if "tensorrt" not in entry.meant_for:
+        raise UnavailableError(f"variant {variant!r} is not meant for TensorRT, but for {', '.join(entry.meant_for)}.")
+    model = bundle.model_bytes(variant)
+    _require(ONNX_TENSORRT)
+    machine = this_machine().model_dump(include={"tensorrt_version", "gpu", "compute_capability"})
+    key = EngineKey(
+        model_sha256=entry.sha256, precision=entry.precision, profile=profile, onnxruntime_version=onnxruntime.__version__, **machine
+    )
+    with engines_of(cache, key) as folder:
+        names: list[Any] = [("TensorrtExecutionProvider", _tensorrt_options(bundle, key, folder))]
+        names += [("CUDAExecutionProvider", _PROVIDER_OPTIONS["cuda"]), "CPUExecutionProvider"]
+        session = _open_session(model, names, num_threads, f"the {variant} graph on {ONNX_TENSORRT}")
+        runner = OnnxRunner(session, Execution(backend="onnxruntime", provider="tensorrt", precision=entry.precision, variant=variant))
+        runner.run(np.zeros((profile.smallest, *bundle.manifest.input.shape), dtype=bundle.manifest.input.dtype))  # builds, at the latest
+    return runner
+
+
+def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dict[str, str]:
+    """Without a flag for a precision, the provider builds a strongly typed network: the graph's own (microsoft/onnxruntime#18707)."""
+    row = "x".join(str(size) for size in bundle.manifest.input.shape)
+    shapes = {"min": key.profile.smallest, "opt": key.profile.optimal, "max": key.profile.largest}
+    return {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(folder),
+        "trt_engine_cache_prefix": key.model_sha256[:32],  # without it, two models of one architecture have one name
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(folder),
+    } | {f"trt_profile_{name}_shapes": f"{bundle.manifest.input_name}:{size}x{row}" for name, size in shapes.items()}
+
+
+def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
+    """A session of ONNX Runtime on the first of `providers`, each (name, options) or a name; UnavailableError if it chose another."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves the cores to the server
-    wanted = _PROVIDERS[provider]
-    # Nodes that CUDA lacks may run on the CPU inside the session; the session as a whole may not move there.
-    names: list[Any] = [(wanted, _PROVIDER_OPTIONS[provider])]
-    if provider != "cpu":
-        names.append(_PROVIDERS["cpu"])
     try:
-        session = onnxruntime.InferenceSession(model, sess_options=options, providers=names)
+        session = onnxruntime.InferenceSession(model, sess_options=options, providers=providers)
     except Exception as error:
-        raise BundleError(f"ONNX Runtime cannot load the {variant} graph on {provider}: {error}") from error
-    found = session.get_providers()[0]
+        raise BundleError(f"ONNX Runtime cannot load {what}: {error}") from error
+    found, wanted = session.get_providers()[0], providers[0][0]
     if found != wanted:
-        raise UnavailableError(f"provider {provider!r} was asked for, but ONNX Runtime chose {found}. Check the CUDA and cuDNN libraries.")
-    return OnnxRunner(session, Execution(backend="onnxruntime", provider=provider, precision=precision, variant=variant))
+        raise UnavailableError(f"{wanted} was asked for {what}, but ONNX Runtime chose {found}. Check the CUDA and cuDNN libraries.")
+    return session
 
 
 def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) -> EngineRunner:
@@ -168,6 +224,8 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
         raise EngineError(f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`.")
     takes = {np.uint8: tensorrt.DataType.UINT8, np.float32: tensorrt.DataType.FLOAT}[bundle.manifest.input.dtype]
     _check_tensors(engine, bundle, (takes, tensorrt.DataType.FLOAT, tensorrt.DataType.FLOAT))
+    _check_profile(engine, bundle, passport)
+    check_precision(tensorrt, engine, passport.actual.precision)
     return EngineRunner(engine, bundle, passport, CudaDevice())
 
 
@@ -193,6 +251,14 @@ def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any, Any
             raise EngineError(f"the engine's tensor {name!r} is {engine.get_tensor_dtype(name)}, expected {kind}. Compile it again.")
 
 
+def _check_profile(engine: Any, bundle: LoadedBundle, passport: Passport) -> None:
+    profile = passport.profile
+    expected = [(size, *bundle.manifest.input.shape) for size in (profile.smallest, profile.optimal, profile.largest)]
+    found = [tuple(shape) for shape in engine.get_tensor_profile_shape(bundle.manifest.input_name, 0)]
+    if found != expected:
+        raise EngineError(f"the engine's profile is {found}, its passport says {expected}. Run `dvc repro --force compile`.")
+
+
 def _require(provider: str) -> None:
     reason = why_unavailable(provider)
     if reason:
@@ -205,6 +271,18 @@ def _why_no_tensorrt() -> str | None:
             importlib.import_module(module)
         except Exception as error:  # a wheel without its libraries raises whatever it likes
             return f"the Python package {module} cannot be imported ({error}); install it with `pip install '.[gpu]'`"
+    return None
+
+
+def _why_no_tensorrt_provider() -> str | None:
+    import onnxruntime
+
+    if "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
+        return "this build of onnxruntime has no TensorRT provider; install onnxruntime-gpu"
+    try:
+        ctypes.CDLL("libnvinfer.so.10")  # what onnxruntime-gpu's provider is linked to; the package tensorrt has loaded it
+    except OSError:
+        return "onnxruntime-gpu needs TensorRT 10 (libnvinfer.so.10); install it with `pip install '.[gpu]'`"
     return None
 
 

@@ -1,66 +1,64 @@
-"""Bundle to TensorRT engine with its passport, or a receipt that says why there is none."""
+"""Bundle to TensorRT engine with its passport, or a receipt that says why there is none.
+
+Where there is no params.yaml, as in a container, what was requested is read from the passport or receipt that came with the
+bundle; the engine is built for the GPU there and certified on the bundle's canary rows.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipway import files
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.certificate import Execution
-from slipway.command import run_stage
+from slipway.command import run_command, run_stage
+from slipway.compilation import compile_engine
 from slipway.errors import EngineError
-from slipway.params import Params
-from slipway.passport import FORMAT_VERSION, Passport, Profile, write_engine, write_receipt
-from slipway.runtime import this_machine, why_unavailable
+from slipway.passport import EngineRequest, Profile, write_receipt
+from slipway.rebuild import rebuild_engine
+from slipway.runtime import why_unavailable
+
+if TYPE_CHECKING:
+    from slipway.params import Params
 
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
+REBUILT = Path("artifacts/rebuilt_engine")  # where the service looks for it, too
 TIMING_CACHE = Path(".work/compile/timing.cache")
 
 
-def run(params: Params) -> None:
+def run(params: "Params") -> None:
     """Compile `compile.variant`, or leave a receipt unless `compile.require`."""
     bundle = load_bundle(BUNDLE)
-    variant = params.compile.variant
-    model = bundle.model_bytes(variant)
-    precision = bundle.manifest.models[variant].precision
-    requested = Execution(backend="tensorrt", provider="tensorrt", precision=precision, variant=variant)
+    bundle.model_bytes(params.compile.variant)  # there and unaltered, also where nothing is built from it
+    request = _request(params, bundle)
     reason = why_unavailable("tensorrt")
     if reason and params.compile.require:
         raise EngineError(f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a receipt.")
     with files.new_directory(ENGINE) as folder:
         if reason:
-            write_receipt(folder, requested, reason)
+            write_receipt(folder, request, reason)
         else:
-            _compile(folder, params, bundle, model, requested)
-    print(f"tensorrt/{variant}: " + (f"not executed, {reason}" if reason else f"compiled into {ENGINE}"))
+            compile_engine(folder, bundle, request, TIMING_CACHE)
+    print(f"tensorrt/{params.compile.variant}: " + (f"not executed, {reason}" if reason else f"compiled into {ENGINE}"))
 
 
-def _compile(folder: Path, params: Params, bundle: LoadedBundle, model: bytes, requested: Execution) -> None:
-    from slipway.export.tensorrt_engine import BuildRequest, build_engine_apart
-
-    largest = bundle.manifest.max_batch_size
-    profile = Profile(smallest=1, optimal=params.compile.optimal_batch_size, largest=largest)
-    request = BuildRequest(
-        model=model,
-        input_name=bundle.manifest.input_name,
-        row_shape=bundle.manifest.input.shape,
-        profile=profile,
-        workspace_bytes=params.compile.workspace_mib << 20,
-        timing_cache=TIMING_CACHE.read_bytes() if TIMING_CACHE.exists() else b"",
+def _request(params: "Params", bundle: LoadedBundle) -> EngineRequest:
+    variant = params.compile.variant
+    precision = bundle.manifest.models[variant].precision
+    return EngineRequest(
+        requested=Execution(backend="tensorrt", provider="tensorrt", precision=precision, variant=variant),
+        profile=Profile(smallest=1, optimal=params.compile.optimal_batch_size, largest=bundle.manifest.max_batch_size),
+        workspace_mib=params.compile.workspace_mib,
     )
-    built = build_engine_apart("tensorrt", request)
-    files.write_bytes(TIMING_CACHE, built.timing_cache)
-    passport = Passport(
-        format_version=FORMAT_VERSION,
-        engine_sha256=files.sha256_bytes(built.plan),
-        model_sha256=bundle.manifest.models[requested.variant].sha256,
-        bundle_digest=bundle.digest,
-        profile=profile,
-        machine=this_machine(),
-        requested=requested,
-        actual=requested,  # a strongly typed network has its graph's precision and no other
-    )
-    write_engine(folder, built.plan, passport)
+
+
+def _rebuild() -> None:
+    certificate = rebuild_engine(BUNDLE, ENGINE, REBUILT)
+    print(f"tensorrt/{certificate.execution.variant}: compiled and certified on {certificate.canary.rows} canary rows, into {REBUILT}")
 
 
 if __name__ == "__main__":
-    run_stage(run)
+    if Path("params.yaml").exists() or not ENGINE.exists():
+        run_stage(run)
+    else:
+        run_command(_rebuild)

@@ -1,5 +1,6 @@
 """Trained network to bundle: one ONNX graph per variant in `export.variants`, the leaderboard, and `bundle.json`."""
 
+from functools import partial
 from pathlib import Path
 
 from slipway import files
@@ -17,6 +18,7 @@ METRICS = Path("metrics/evaluate.json")
 CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 PRUNED = Path("artifacts/pruned")
+CLEAN, SPLIT = Path("reports/clean.json"), Path("reports/split.json")
 BUNDLE = Path("artifacts/bundle")
 LEADERBOARD = Path("reports/leaderboard.json")
 PAGE = Path("reports/leaderboard.html")
@@ -26,6 +28,7 @@ def run(params: Params) -> None:
     """Export, check, measure, choose and bundle."""
     from slipway.export.bundling import ExportRows, Pruned, Trained, write_bundle
     from slipway.export.lineage import trace_lineage
+    from slipway.export.model_card import CardFacts, model_card, read_report
     from slipway.export.variants import calibration_rows
     from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network, read_model_card
@@ -53,8 +56,10 @@ def run(params: Params) -> None:
     read += [PRUNED / "model.json"]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
     resampling = Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
+    clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
+    facts = CardFacts(card, calibration, trained.metrics, lineage, clean, split, evaluation)
     with files.new_directory(BUNDLE) as folder:
-        board = write_bundle(folder, trained, rows, params.export, resampling, lineage)
+        board = write_bundle(folder, trained, rows, params.export, resampling, lineage, card=partial(model_card, facts))
     files.write_json(LEADERBOARD, board.model_dump(mode="json"))
     files.write_text(PAGE, leaderboard_page(board))
     print(leaderboard_text(board))

@@ -23,10 +23,12 @@ CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
+ENGINE_CACHE = Path(".work/engine_cache")  # where the service looks, too
 CERTIFICATE = Path("artifacts/certificate.json")
 METRICS = Path("metrics/verify.json")
 PAGE = Path("reports/verify.html")
 DRAFT = Path(".work/verify/certificate.json")
+NO_ENGINE = Path(".work/verify/no_engine")  # what was built on one machine is not what the certificate is for
 SERVICE_LOG = Path(".work/verify/service.log")
 
 
@@ -50,7 +52,8 @@ def run(params: Params) -> None:
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
-    measured = [runner.torch, *runner.run_onnx(), runner.run_engine(ENGINE, engine_digest)]
+    through_tensorrt = [*runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE), runner.run_engine(ENGINE, engine_digest)]
+    measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
     draft = make_certificate(bundle, [hop for hop, _ in measured], digests, engine_digest=engine_digest, draft=True)
     write_certificate(DRAFT, draft)
     measured.append(_run_service(params, comparison, bundle, measured))
@@ -74,7 +77,7 @@ def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle,
     fault = first_fault([hop for hop, _ in measured])
     if fault:
         return not_tried(fault), None
-    files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT}
+    files_to_serve = {"SLIPWAY_BUNDLE": BUNDLE, "SLIPWAY_ENGINE": ENGINE, "SLIPWAY_CERTIFICATE": DRAFT, "SLIPWAY_REBUILT_ENGINE": NO_ENGINE}
     settings = {name: str(path.resolve()) for name, path in files_to_serve.items()} | {"SLIPWAY_ACCEPT_DRAFT": "true"}
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
     data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))

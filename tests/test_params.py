@@ -138,6 +138,14 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"evaluate__slices": ["age", "place", "age"]}, "slices names 'age' more than once"),
         ({"evaluate__slice_min_rows": 1}, "evaluate.slice_min_rows: found 1"),
         ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
+        ({"evaluate__gates__accuracy": {"min": 0.9, "max": 0.8}}, "evaluate.gates.accuracy: min 0.9 is above max 0.8"),
+        ({"evaluate__gates__accuracy": {"min": None, "max": float("inf")}}, "evaluate.gates.accuracy.max: found inf"),
+        ({"evaluate__gates__accuracy": {"min": 95.0, "max": None}}, "evaluate.gates.accuracy asks for min 95, but it is never above 1"),
+        (
+            {"evaluate__slice_gates": {"log_loss": {"min": None, "max": -1.0}}},
+            "slice_gates.log_loss asks for max -1, but it is never below",
+        ),
+        ({"export__variants": ["fp32", "fp16", "fp16"]}, "variants names 'fp16' more than once"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_found_and_expected(changes: dict[str, Any], words: str) -> None:

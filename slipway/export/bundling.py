@@ -6,6 +6,7 @@ of the right signature can be exported.
 
 import math
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.bundle import FORMAT_VERSION, Bundle, Lineage, Metric, ModelFile, OutputContract, Target, describe_model, write_manifest
+from slipway.bundle import (
+    CARD,
+    FORMAT_VERSION,
+    Bundle,
+    Choice,
+    Lineage,
+    Metric,
+    ModelFile,
+    OutputContract,
+    Provider,
+    Target,
+    describe_model,
+    write_manifest,
+)
 from slipway.calibration import Answers, Calibration
+from slipway.canary import Canary
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
 from slipway.errors import BundleError
+from slipway.export.canary import choose_canary, write_canary
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
@@ -32,6 +48,7 @@ from slipway.reports.leaderboard_page import Attempt, Leaderboard
 from slipway.runtime import open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
+WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
 
@@ -82,8 +99,11 @@ def write_bundle(
     resampling: Resampling,
     lineage: Lineage,
     effort: Effort = FULL,
+    card: WriteCard | None = None,
 ) -> Leaderboard:
     """Fill the folder `root` with a bundle of every variant in `params` that has something to gain, and of the choice among them.
+
+    `card` writes its model card; None for none.
 
     ParityError where torch and fp32 differ by more than 1e-5, or where a variant is broken.
     """
@@ -108,7 +128,13 @@ def write_bundle(
         models[variant] = describe_model(path, PRECISION[variant], _meant_for(variant, trained.pruned), calibration)
     contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    write_manifest(root, _manifest(trained, params, models, board, lineage))
+    canary = write_canary(root, choose_canary(rows.validation, resampling.seed, params.canary_rows), models, params.max_batch_size)
+    manifest = _manifest(trained, params, models, board, canary, lineage)
+    if card is not None:
+        text = card(models, board.choice).encode()
+        files.write_bytes(root / CARD, text)
+        manifest = manifest.model_copy(update={"card_sha256": files.sha256_bytes(text)})
+    write_manifest(root, manifest)
     return board
 
 
@@ -178,7 +204,9 @@ def _described(variant: str, graph: bytes, trained: Trained) -> bytes:
     return graph
 
 
-def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, lineage: Lineage) -> Bundle:
+def _manifest(
+    trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, canary: Canary | None, lineage: Lineage
+) -> Bundle:
     return Bundle(
         format_version=FORMAT_VERSION,
         task=trained.task,
@@ -188,10 +216,12 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         output_name=trained.output.kind,
         max_batch_size=params.max_batch_size,
         models=models,
+        canary=canary,
         left_out=board.left_out,
         choice=board.choice,
         calibration=trained.calibration,
         metrics=trained.metrics,
+        card_sha256=None,
         lineage=lineage,
         versions=package_versions(),
     )

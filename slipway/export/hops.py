@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from slipway.export.comparison import BatchAnswers, Comparison, Measurement, Tes
 from slipway.export.graph import torch_answers
 from slipway.export.variants import PRECISION, run_in_batches
 from slipway.params import VerifyParams
-from slipway.passport import read_passport, read_receipt
-from slipway.runtime import Runner, open_engine, open_onnx, why_unavailable
+from slipway.passport import read_passport, read_receipt, read_request
+from slipway.runtime import ONNX_TENSORRT, Runner, open_engine, open_onnx, open_onnx_tensorrt, why_unavailable
 from slipway.training.calibrated import CalibratedNetwork
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
@@ -72,6 +73,17 @@ class HopRunner:
                 reason = why_unavailable(provider)
                 yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, self._onnx_opener(requested))
 
+    def run_onnx_tensorrt(self, engine: Path, cache: Path) -> Iterator[Measured]:
+        """Every variant that ONNX Runtime's TensorRT provider computes as it is, in the profile that was requested in `engine`."""
+        reason = why_unavailable(ONNX_TENSORRT)
+        for variant, model in sorted(self._bundle.manifest.models.items(), key=lambda item: list(PRECISION).index(item[0])):
+            if "tensorrt" not in model.meant_for or model.precision == "fp32":
+                continue
+            requested = Execution(backend="onnxruntime", provider="tensorrt", precision=model.precision, variant=variant)
+            name = f"onnxruntime/tensorrt/{variant}"
+            opener = partial(self._open_onnx_tensorrt, variant, engine, cache)
+            yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, opener)
+
     def run_engine(self, root: Path, digest: str | None = None, opener: EngineOpener = open_engine) -> Measured:
         """The TensorRT engine in `root`, whose passport has `digest`. One that does not fit differs: it must not be served."""
         receipt = read_receipt(root)
@@ -88,6 +100,9 @@ class HopRunner:
         except SlipwayError as error:
             return failed(name, requested, str(error), self.torch[0].name), None
         return self._comparison.against(name, requested, measured, self.torch, self._tolerance(requested.variant)), measured
+
+    def _open_onnx_tensorrt(self, variant: str, engine: Path, cache: Path) -> Runner:
+        return open_onnx_tensorrt(self._bundle, variant, read_request(engine).profile, cache, num_threads=0)
 
     def _measure(self, runner: Runner, requested: Execution) -> Measurement:
         """Columns in the network's order. fp32 promises the same answers in any batch, so it answers in several sizes."""
@@ -143,7 +158,8 @@ def in_small_batches(runner: Runner, inputs: Inputs, largest_batch: int, seconds
 
 
 def _run_for(seconds: float, runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
-    end, answers = time.monotonic() + seconds, []
+    end = time.monotonic() + seconds
+    answers: list[Answers] = []
     for start in range(0, len(inputs), batch_size):
         if answers and time.monotonic() >= end:
             break

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.bundle import Metric, ModelFile
+from slipway.bundle import Choice, Lineage, Metric, ModelFile, Provider
 from slipway.calibration import Calibration
 from slipway.columns import ColumnContract
 from slipway.contract import is_classification
@@ -19,7 +19,6 @@ from slipway.reports.console import interval, number, size
 from slipway.reports.evaluation import headlines
 from slipway.training.networks import ModelCard as TrainingCard
 
-NAME = "MODEL_CARD.md"
 _FEW_ROWS = 30  # of a class in the test split, below which its figures say little
 _MOST_CLASSES = 20
 _NOT_WRITTEN = "Nobody has written down yet what this model is for and what it must not be used for: `export.purpose` in params.yaml."
@@ -32,10 +31,7 @@ class CardFacts:
     training: TrainingCard
     calibration: Calibration
     metrics: Mapping[str, Metric]
-    models: Mapping[str, ModelFile]
-    params: Mapping[str, Any]  # the sections of params.yaml
-    git_revision: str | None
-    git_dirty: bool
+    lineage: Lineage
     clean: Mapping[str, Any]  # reports/clean.json
     split: Mapping[str, Any]  # reports/split.json
     evaluation: Mapping[str, Any]  # metrics/evaluate.json
@@ -54,8 +50,8 @@ def read_report(path: Path) -> dict[str, Any]:
     return content
 
 
-def model_card(facts: CardFacts) -> str:
-    """The whole card as Markdown; equal facts give equal text."""
+def model_card(facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -> str:
+    """The whole card as Markdown, of a bundle with these `models` by variant and this `choice` by provider."""
     sections = (
         ("Meant for", _purpose(facts)),
         ("What goes in and what comes out", _contract(facts)),
@@ -64,7 +60,7 @@ def model_card(facts: CardFacts) -> str:
         ("How good it is", _quality(facts)),
         ("How sure it is", _certainty(facts)),
         ("Where it is weak", _weak(facts)),
-        ("Files", _files(facts)),
+        ("Files", _files(models, choice)),
         ("Where it comes from", _origin(facts)),
     )
     title = f"# {_task(facts).capitalize()}: {_what(facts)}"
@@ -77,7 +73,7 @@ def _task(facts: CardFacts) -> str:
 
 def _what(facts: CardFacts) -> str:
     classes = facts.training.network.classes
-    return f"one of {len(classes)} classes" if classes else str(facts.params["data"]["target_column"])
+    return f"one of {len(classes)} classes" if classes else str(facts.lineage.params["data"]["target_column"])
 
 
 def _in_short(facts: CardFacts) -> str:
@@ -91,7 +87,7 @@ def _in_short(facts: CardFacts) -> str:
 
 
 def _purpose(facts: CardFacts) -> str:
-    return str(facts.params["export"]["purpose"] or _NOT_WRITTEN).strip()
+    return str(facts.lineage.params["export"]["purpose"] or _NOT_WRITTEN).strip()
 
 
 def _contract(facts: CardFacts) -> str:
@@ -110,7 +106,7 @@ def _contract(facts: CardFacts) -> str:
         shown = ", ".join(f"`{name}`" for name in network.classes[:_MOST_CLASSES])
         more = f" and {len(network.classes) - _MOST_CLASSES} more" if len(network.classes) > _MOST_CLASSES else ""
         return f"{takes}\n\nThe answer is a probability for each of: {shown}{more}."
-    return f"{takes}\n\nThe answer is a number, in the unit of `{facts.params['data']['target_column']}`."
+    return f"{takes}\n\nThe answer is a number, in the unit of `{facts.lineage.params['data']['target_column']}`."
 
 
 def _data(facts: CardFacts) -> str:
@@ -119,7 +115,7 @@ def _data(facts: CardFacts) -> str:
     lost = f"{clean['read'] - clean['kept']:,} refused" + (f" ({refused})" if refused else "")
     rows = ", ".join(f"{name} {splits[name]['rows']:,}" for name in ("train", "val", "test"))
     lines = [
-        f"`{facts.params['data']['path']}`: {clean['read']:,} rows read, {clean['kept']:,} kept, {lost}.",
+        f"`{facts.lineage.params['data']['path']}`: {clean['read']:,} rows read, {clean['kept']:,} kept, {lost}.",
         f"Kept but flagged: {flagged}." if flagged else "",
         f"Split: {rows}.",
         f"Rows of the test split that have a twin, or their group, in another split: {facts.split['leaks']['rows']:,}.",
@@ -132,7 +128,7 @@ def _counts(found: Mapping[str, Any]) -> str:
 
 
 def _training(facts: CardFacts) -> str:
-    card, train = facts.training, facts.params["train"]
+    card, train = facts.training, facts.lineage.params["train"]
     ended = "stopped early" if card.stopped_early else "to the end"
     actual = card.actual
     return "\n".join(
@@ -171,26 +167,39 @@ def _by_class(facts: CardFacts) -> Iterator[str]:
 
 
 def _certainty(facts: CardFacts) -> str:
-    calibration, measured = facts.calibration, {entry["name"]: Metric(**_without_name(entry)) for entry in facts.evaluation["calibration"]}
-    conformal, outlier = calibration.conformal, calibration.outlier
-    covered = measured["coverage"]
-    kind = "set of labels" if is_classification(facts.training.network.task) else "interval"
-    lines = [
-        f"Beside each answer stands a {kind} that holds the truth for at least {conformal.coverage:.0%} of rows like the validation rows "
-        f"(conformal prediction, {conformal.rows:,} rows). On the test split it did for {covered.value:.1%} "
-        f"({covered.low:.1%} to {covered.high:.1%}).",
-        f"Each answer has an outlier score. At most {outlier.share:.1%} of ordinary rows are meant to be above its threshold; "
-        f"of the test split {measured['outliers'].value:.1%} are."
-        if outlier.threshold is not None
-        else f"The outlier score has no threshold: {outlier.rows:,} validation rows are too few for one.",
-    ]
+    return "\n".join(f"* {line}" for line in _certainties(facts))
+
+
+def _certainties(facts: CardFacts) -> Iterator[str]:
+    conformal, outlier = facts.calibration.conformal, facts.calibration.outlier
+    measured = {entry["name"]: Metric(**_without_name(entry)) for entry in facts.evaluation.get("calibration", [])}
     if "calibration_error_before" in measured:
-        lines.insert(
-            0,
-            f"Probabilities are calibrated inside the graph (temperature {calibration.temperature:.3g}): their expected error is "
-            f"{number(measured['calibration_error'].value)}, without it {number(measured['calibration_error_before'].value)}.",
+        before, after = (number(measured[name].value) for name in ("calibration_error_before", "calibration_error"))
+        yield (
+            f"Probabilities are calibrated inside the graph (temperature {number(facts.calibration.temperature)}): "
+            f"their expected error on the test split is {after}, without it {before}."
         )
-    return "\n".join(f"* {line}" for line in lines)
+    if conformal.is_vacuous:
+        yield f"Its sets and intervals exclude nothing: {conformal.rows:,} validation rows are too few for {conformal.coverage:.0%}."
+    else:
+        kind = "set of labels" if is_classification(facts.training.network.task) else "interval"
+        yield (
+            f"Beside each answer stands a {kind} that holds the truth for at least {conformal.coverage:.0%} of rows like the validation "
+            f"rows (conformal prediction, {conformal.rows:,} rows). {_on_test('It does', measured.get('coverage'))}"
+        )
+    if outlier.threshold is None:
+        yield f"The outlier score has no threshold: {outlier.rows:,} validation rows are too few for one."
+    else:
+        yield (
+            f"Each answer has an outlier score. At most {outlier.share:.1%} of ordinary rows are meant to be above its threshold. "
+            f"{_on_test('They are', measured.get('outliers'))}"
+        )
+
+
+def _on_test(what: str, share: Metric | None) -> str:
+    if share is None:
+        return "On the test split this was not measured."
+    return f"{what} for {share.value:.1%} of the test split ({share.low:.1%} to {share.high:.1%}, n = {share.rows:,})."
 
 
 def _without_name(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,22 +229,23 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
     yield "Its figures hold for data like the test split. Other sources, devices, places and times were not measured."
 
 
-def _files(facts: CardFacts) -> str:
+def _files(models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -> str:
     lines = ["| Variant | File | Size | Precision | Meant for |", "|---|---|---|---|---|"]
     lines += [
         f"| {variant} | `{model.file}` | {size(model.bytes)} | {model.precision} | {', '.join(model.meant_for)} |"
-        for variant, model in facts.models.items()
+        for variant, model in models.items()
     ]
+    chosen = [f"On {provider} the service's `auto` takes `{found.variant}`. {found.reason}" for provider, found in choice.items()]
     certificate = (
         "How far each of them is from the trained network, on which provider, is in `certificate.json`, which names this bundle by digest. "
         "The service is not ready without it, and shows it at `GET /model`."
     )
-    return "\n".join(lines) + f"\n\n{certificate}"
+    return "\n\n".join(["\n".join(lines), *chosen, certificate])
 
 
 def _origin(facts: CardFacts) -> str:
-    revision = facts.git_revision or "none (outside a git work tree)"
-    dirty = " with changes that were not committed" if facts.git_dirty else ""
+    revision = facts.lineage.git_revision or "none (outside a git work tree)"
+    dirty = " with changes that were not committed" if facts.lineage.git_dirty else ""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(facts.training.versions.items()))
     return "\n".join(
         [

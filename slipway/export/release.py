@@ -1,6 +1,6 @@
 """`make release`: the certified bundle becomes the released one, which later trainings are compared with (`evaluate.released`).
 
-artifacts/released/bundle.json, model_*.onnx   the bundle as it was certified
+artifacts/released/bundle.json, model_*.onnx   the bundle as it was certified, with its model card and canary rows
 artifacts/released/certificate.json            its certificate
 artifacts/released/known_rows.parquet          ids of the rows that it learned from or was chosen by, where they can be told
 artifacts/released/release.json                digests of bundle, certificate and rows, written last
@@ -56,7 +56,7 @@ def release() -> str:
     check_certificate(read_certificate(CERTIFICATE), bundle, accept_draft=False)
     learnt_from = _learnt_from(bundle)
     with files.new_directory(RELEASED) as folder:
-        for name in [MANIFEST, *(model.file for model in bundle.manifest.models.values())]:
+        for name in bundle.file_names:
             shutil.copyfile(BUNDLE / name, folder / name)
         shutil.copyfile(CERTIFICATE, folder / CERTIFICATE.name)
         if learnt_from is not None:

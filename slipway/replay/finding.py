@@ -9,6 +9,7 @@ from slipway.certificate import Certificate, check_certificate, read_certificate
 from slipway.errors import BundleError, CertificateError, UnavailableError
 
 ARTIFACTS = Path("artifacts")
+CERTIFICATE = "certificate.json"
 
 
 def find_bundle(digest: str, given: Path, artifacts: Path = ARTIFACTS) -> LoadedBundle:
@@ -31,8 +32,12 @@ def find_bundle(digest: str, given: Path, artifacts: Path = ARTIFACTS) -> Loaded
 
 
 def find_certificate(bundle: LoadedBundle) -> tuple[Certificate | None, str]:
-    """The certificate beside a bundle, if it is of this very bundle and certifies it, and what to say of it."""
-    path = bundle.root.parent / "certificate.json"
+    """The certificate beside a bundle, if it is of this very bundle and certifies it, and what to say of it.
+
+    `make release` puts it into the bundle's own folder.
+    """
+    inside = bundle.root / CERTIFICATE
+    path = inside if inside.is_file() else bundle.root.parent / CERTIFICATE
     try:
         certificate = read_certificate(path)
         check_certificate(certificate, bundle, accept_draft=False)

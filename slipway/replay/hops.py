@@ -101,6 +101,8 @@ class Replay:
 
     def _runs(self, inputs: NDArray[Any], wanted: Execution) -> Callable[[], _Answered]:
         def open_and_run() -> _Answered:
+            if reason := runtime.why_unavailable(wanted.provider):
+                raise UnavailableError(reason)
             runner = runtime.open_onnx(
                 self._bundle.model_bytes(wanted.variant),
                 variant=wanted.variant,

@@ -53,7 +53,7 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
     for place, (line, style) in enumerate(zip(series, _LINE_STYLES, strict=False)):
         points = " ".join(f"{frame.x(x)},{frame.y(y)}" for x, y in zip(line.x, line.y, strict=True))
         marks.append(f'<polyline class="line {style}" points="{points}"/>')
-        marks += [_legend(line.name, style, len(series) - 1 - place)] if len(series) > 1 else []
+        marks += [_legend(line.name, style, [later.name for later in series[place + 1 :]])] if len(series) > 1 else []
     return _svg(frame, marks, x_label, y_label)
 
 
@@ -99,9 +99,9 @@ def _bar(frame: _Frame, left: float, right: float, count: int) -> str:
     return f'<rect class="bar" x="{frame.x(left)}" y="{frame.y(count)}" width="{max(width - 1, 1):.1f}" height="{height:.1f}"/>'
 
 
-def _legend(name: str, style: str, place: int) -> str:
-    """Set flush right at the top; `place` 0 is the rightmost."""
-    x = _WIDTH - _RIGHT - 80 * (place + 1)
+def _legend(name: str, style: str, right_of_it: Sequence[str]) -> str:
+    """Set flush right at the top, left of the other names."""
+    x = _WIDTH - _RIGHT - sum(max(80, 38 + 8 * len(text)) for text in (name, *right_of_it))  # 8 px a letter at most, nearly
     return f'<line class="line {style}" x1="{x}" y1="10" x2="{x + 16}" y2="10"/><text x="{x + 22}" y="14">{escape(name)}</text>'
 
 

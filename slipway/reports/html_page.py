@@ -39,7 +39,8 @@ th { white-space: nowrap; color: var(--soft); font-weight: 500; }
 td { overflow-wrap: break-word; } td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7rem, 1fr)); gap: 1.25rem; }
-.tiles + figure, .tiles + svg { margin-top: 1.25rem; }
+.tiles + figure, .tiles + svg, .note + .beside { margin-top: 1.25rem; }
+.note + .wide { margin-top: .75rem; }
 .tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600; font-variant-numeric: tabular-nums; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1.25rem 1rem; }

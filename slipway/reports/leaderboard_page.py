@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from slipway.bundle import Choice, Figures, Ratio
+from slipway.bundle import Choice, Figures, Provider, Ratio
 from slipway.contract import Contract, Task, is_classification
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.html_page import Html, Section, join, page, paragraph, table, tiles
@@ -41,7 +41,7 @@ class Leaderboard(Contract):
     metric: str  # "accuracy" or "rmse"
     rows: int  # of the validation split
     lines: list[Line]
-    choice: dict[str, Choice]  # by provider
+    choice: dict[Provider, Choice]
     absent: dict[str, str]  # providers that are not there, each with the reason
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     attempts: dict[str, list[Attempt]]  # by variant, where more than one was needed
@@ -87,7 +87,7 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
     name, lines = _PROVIDERS[provider], [line for line in board.lines if line.provider == provider]
     columns = ["variant", board.metric, "interval", "loss against fp32", "flipped rows", "size", "memory"]
     answers = table(columns, [_answer_cells(line, board.task) for line in lines], numeric=[columns[1], *columns[4:]])
-    speed_columns = ["variant", "p50 ms", "p99 ms", "as fast as fp32", "rows/s", "batch", "rows/s against fp32"]
+    speed_columns = ["variant", "p50 ms", "p99 ms", "one row against fp32", "rows/s", "batch", "rows/s against fp32"]
     speed = table(speed_columns, [_speed_cells(line) for line in lines], numeric=speed_columns[1:])
     verdicts = table(["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines])
     return [

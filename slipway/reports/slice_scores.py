@@ -37,8 +37,10 @@ class RowAnswers:
     def losses(self) -> NDArray[np.float64]:
         """(N,) 1 for a wrong label, else 0; or the squared error."""
         if is_classification(self.task):
-            return (self.outputs.argmax(axis=1) != self.targets).astype(np.float64)
-        return (self.outputs[:, 0].astype(np.float64) - self.targets) ** 2
+            wrong: NDArray[np.float64] = (self.outputs.argmax(axis=1) != self.targets).astype(np.float64)
+            return wrong
+        squares: NDArray[np.float64] = (self.outputs[:, 0].astype(np.float64) - self.targets) ** 2
+        return squares
 
     def measure(self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling) -> dict[str, Metric]:
         """These metrics over `rows` (N,), without those that these rows do not define."""
@@ -168,7 +170,7 @@ def _sums(slices: NDArray[np.int64], losses: NDArray[np.float64], num_slices: in
     """(P, D, E) the slice that each of the E losses falls on -> (P, num_slices) their sums."""
     width = num_slices + 1
     places = slices + width * np.arange(len(slices))[:, None, None]
-    sums = np.bincount(places.ravel(), np.broadcast_to(losses, slices.shape).ravel(), minlength=width * len(slices))
+    sums = np.bincount(places.ravel(), np.broadcast_to(losses, slices.shape).ravel(), minlength=width * len(slices)).astype(np.float64)
     return sums.reshape(len(slices), width)[:, :num_slices]
 
 

@@ -1,6 +1,7 @@
 """Columns of the user's own table for given rows, whatever the model takes: by name, in the order of the rows, with missing cells."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ TABLE = "place,age,bought,member,secret,target\n" + "".join(
 )
 
 
-def table(tmp_path: Path, **changes: object) -> DataParams:
+def table(tmp_path: Path, **changes: Any) -> DataParams:
     return data_params(write_csv(tmp_path / "t.csv", TABLE), **changes)
 
 

@@ -13,7 +13,14 @@ from slipway.preprocess import ImageContract
 from tests.calibrations import CALIBRATION
 
 LABELS = ["cat", "dog", "emu"]
-MACHINE = Machine(tensorrt_version="10.16.1", cuda_version="13.0", driver_version="13.1", gpu="H200", compute_capability="9.0")
+MACHINE = Machine(
+    tensorrt_version="10.16.1",
+    cuda_version="13.0",
+    driver_version="580.95.05",
+    driver_cuda_version="13.1",
+    gpu="H200",
+    compute_capability="9.0",
+)
 TENSORRT_FP16 = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
 COLUMN = {
     "name": "x", "kind": "number", "required": True, "min": None, "max": None, "has_missing": False, "categories": [],
@@ -38,6 +45,8 @@ def write_small_bundle(
             "output_name": "probabilities" if labels else "value",
             "max_batch_size": 8,
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
+            "canary": None,
+            "card_sha256": None,
             "left_out": {},
             "choice": {},
             "calibration": CALIBRATION,
@@ -52,13 +61,15 @@ def write_small_bundle(
 
 def passport_for(bundle: LoadedBundle, plan: bytes, **changes: Any) -> Passport:
     passport = Passport(
-        format_version=1,
+        format_version=2,
         engine_sha256=files.sha256_bytes(plan),
         model_sha256=bundle.manifest.models["fp16"].sha256,
         bundle_digest=bundle.digest,
         profile=Profile(smallest=1, optimal=4, largest=8),
+        workspace_mib=256,
         machine=MACHINE,
         requested=TENSORRT_FP16,
         actual=TENSORRT_FP16,
+        precision_read_from="engine",
     )
     return passport.model_copy(update=changes)

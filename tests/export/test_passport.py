@@ -5,10 +5,22 @@ import pytest
 
 from slipway import files
 from slipway.errors import EngineError, IntegrityError, UnavailableError
-from slipway.passport import Profile, check_machine, check_origin, read_passport, read_plan, read_receipt, write_engine, write_receipt
+from slipway.passport import (
+    EngineRequest,
+    Profile,
+    check_machine,
+    check_origin,
+    read_passport,
+    read_plan,
+    read_receipt,
+    read_request,
+    write_engine,
+    write_receipt,
+)
 from tests.export.small_bundle import MACHINE, TENSORRT_FP16, passport_for, write_small_bundle
 
 PLAN = b"an engine"
+REQUEST = EngineRequest(requested=TENSORRT_FP16, profile=Profile(smallest=1, optimal=4, largest=8), workspace_mib=256)
 
 
 def test_a_fitting_engine_is_read_back(tmp_path: Path) -> None:
@@ -80,12 +92,20 @@ def test_a_passport_without_its_engine_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_receipt_is_no_engine_and_gives_its_reason(tmp_path: Path) -> None:
-    write_receipt(tmp_path, TENSORRT_FP16, "no NVIDIA driver")
+    write_receipt(tmp_path, REQUEST, "no NVIDIA driver")
     receipt = read_receipt(tmp_path)
     assert receipt is not None
     assert (receipt.status, receipt.requested) == ("not_executed", TENSORRT_FP16)
     with pytest.raises(UnavailableError, match="no NVIDIA driver"):
         read_passport(tmp_path)
+
+
+def test_a_passport_and_a_receipt_say_what_was_requested(tmp_path: Path) -> None:
+    passport = passport_for(write_small_bundle(tmp_path / "bundle"), PLAN)
+    write_engine(tmp_path / "engine", PLAN, passport)
+    write_receipt(tmp_path / "receipt", REQUEST, "no NVIDIA driver")
+    for root in (tmp_path / "engine", tmp_path / "receipt"):
+        assert EngineRequest(**{name: getattr(read_request(root), name) for name in EngineRequest.model_fields}) == REQUEST
 
 
 def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
@@ -97,9 +117,9 @@ def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "not JSON"),
-        ('{"format_version": 2}', "format version 2"),
+        ('{"format_version": 1}', "format version 1"),
         ("[]", "format version None"),
-        ('{"format_version": 1}', "not a valid"),
+        ('{"format_version": 2}', "not a valid"),
     ],
 )
 def test_a_passport_that_is_not_understood_is_refused(tmp_path: Path, content: str, message: str) -> None:

@@ -23,10 +23,11 @@ from slipway.export.comparison import Comparison, read_test_rows
 from slipway.export.hops import HopRunner, Measured
 from slipway.export.variants import fp16_graph
 from slipway.params import Params
-from slipway.passport import PASSPORT, Machine, Passport, Profile, write_engine
+from slipway.passport import PASSPORT, Profile, write_engine
 from slipway.runtime import open_onnx
 from slipway.training.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
+from tests.export.small_bundle import passport_for
 
 pytestmark = pytest.mark.slow
 
@@ -38,20 +39,6 @@ def run_hops(project: Project, network: Any, bundle: LoadedBundle, params: Param
 
 def comparison_of(project: Project) -> Comparison:
     return Comparison(read_test_rows(project.packed, project.network().spec.classes), RESAMPLING)
-
-
-def passport(execution: Execution) -> Passport:
-    """Of an engine that was built from another graph."""
-    return Passport(
-        format_version=1,
-        engine_sha256=files.sha256_bytes(b"plan"),
-        model_sha256="0" * 64,
-        bundle_digest="0" * 64,
-        profile=Profile(smallest=1, optimal=8, largest=32),
-        machine=Machine(tensorrt_version="10.16", cuda_version="13.0", driver_version="13.0", gpu="H200", compute_capability="9.0"),
-        requested=execution,
-        actual=execution,
-    )
 
 
 class FakeEngine:
@@ -211,8 +198,7 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
     """A forged or mistaken passport: the plan is of the same architecture, with the weights of another training."""
     bundle = classifier.bundle()
     engine = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
-    fitting = passport(engine).model_copy(update={"model_sha256": bundle.manifest.models["fp16"].sha256})
-    write_engine(tmp_path, b"plan", fitting)
+    write_engine(tmp_path, b"plan", passport_for(bundle, b"plan", profile=Profile(smallest=1, optimal=8, largest=32)))
     runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
     right, wrong = (FakeEngine(engine, bundle.model_bytes("fp16"), turned) for turned in (False, True))
     assert runner.run_engine(tmp_path, opener=lambda *_: right)[0].status == "agrees"
@@ -225,7 +211,7 @@ def test_a_stale_engine_whose_passport_fits_is_the_guilty_hop_by_its_answers(
 def test_a_stale_engine_of_the_same_architecture_is_the_guilty_hop(classifier: Project, tmp_path: Path, export_params: Params) -> None:
     bundle = classifier.bundle()
     runner = HopRunner(comparison_of(classifier), bundle, classifier.calibrated(), export_params.verify)
-    stale = passport(Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16"))
+    stale = passport_for(bundle, b"plan", model_sha256="0" * 64, profile=Profile(smallest=1, optimal=8, largest=32))
     write_engine(tmp_path / "stale", b"plan", stale)
     hop, _ = runner.run_engine(tmp_path / "stale")
     assert (hop.name, hop.status) == ("tensorrt/fp16", "differs")

@@ -8,7 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.bundle import Lineage, load_bundle
+from slipway.bundle import CARD, MANIFEST, Lineage, load_bundle
+from slipway.canary import FILE as CANARY
 from slipway.columns import encode_rows, read_row
 from slipway.contract import is_table
 from slipway.data.packed import PackedManifest, PackedSplit
@@ -33,6 +34,7 @@ from tests.serving.bundles import (
     row_classifier,
     row_probabilities,
     table_row,
+    with_canary,
     write_bundle,
 )
 
@@ -187,7 +189,9 @@ def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest
     manifest = write_packed_table(releasing.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12})
     digests = {"data/packed/manifest.json": files.sha256_file(releasing.PACKED / "manifest.json")}
     lineage = Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests=digests)
-    certify(releasing.CERTIFICATE, write_bundle(releasing.BUNDLE, row_classifier(), lineage=lineage))
+    bundle = write_bundle(releasing.BUNDLE, row_classifier(), lineage=lineage, card_sha256=files.sha256_bytes(b"# A card"))
+    (releasing.BUNDLE / CARD).write_bytes(b"# A card")
+    certify(releasing.CERTIFICATE, with_canary(bundle))
     assert is_table(manifest.task)
     return manifest
 
@@ -201,6 +205,7 @@ def test_a_certified_bundle_is_released_with_its_certificate_and_its_rows(certif
     bundle = load_bundle(RELEASED)
     bundle.verify()
     assert bundle.digest == load_bundle(releasing.BUNDLE).digest
+    assert {MANIFEST, CARD, CANARY} <= {path.name for path in RELEASED.iterdir()}
     assert (RELEASED / "certificate.json").read_bytes() == releasing.CERTIFICATE.read_bytes()
     assert bundle.version in said
     assert "40 rows" in said

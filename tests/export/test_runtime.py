@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.cuda_device import CudaDevice, call_cuda
+from slipway.cuda_device import CudaDevice, call_cuda, driver_version
 from slipway.errors import EngineError, UnavailableError
 from slipway.passport import write_engine
 from slipway.runtime import EngineRunner, open_engine, open_onnx, this_machine, why_unavailable
@@ -196,3 +196,11 @@ def test_with_a_gpu_the_machine_names_its_gpu_and_versions() -> None:
     assert machine.gpu
     assert float(machine.compute_capability) >= 7.5
     assert int(machine.tensorrt_version.split(".")[0]) >= 10
+
+
+def test_the_drivers_own_version_is_read_from_whatever_tells_it(tmp_path: Path) -> None:
+    module = tmp_path / "version"
+    assert driver_version("no_such_library.so.1", module) == "unknown"
+    module.write_text("580.95.05\n")
+    assert driver_version("no_such_library.so.1", module) == "580.95.05"
+    assert driver_version("libc.so.6", module) == "580.95.05"  # a library that is not NVML

@@ -15,9 +15,10 @@ from slipway.bundle import load_bundle
 from slipway.certificate import check_certificate, read_certificate
 from slipway.errors import EngineError
 from slipway.params import Params
+from slipway.rebuild import open_rebuilt
 from slipway.runtime import why_unavailable
 from stages import compile as compile_stage
-from tests.export.conftest import Project
+from tests.export.conftest import NUM_ROWS, Project
 
 pytestmark = pytest.mark.slow
 NO_GPU = why_unavailable("tensorrt")
@@ -57,7 +58,19 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
     assert leaderboard["choice"] == {name: choice.model_dump(mode="json") for name, choice in bundle.manifest.choice.items()}
     assert "Chosen on the CPU" in (project / "reports/leaderboard.html").read_text()
     assert "onnxruntime/cpu/int8_tensorrt" in result.stdout
-    assert json.loads((project / "metrics/verify.json").read_text())["certified"] == 1
+    if NO_GPU:
+        skipped = {name for name, hop in hops.items() if hop.status == "not_executed"}
+        assert {"tensorrt/fp16", "onnxruntime/tensorrt/fp16", "onnxruntime/tensorrt/int8_tensorrt"} <= skipped
+        assert "onnxruntime/tensorrt/fp32" not in hops  # it would be TF32
+    assert bundle.manifest.canary is not None
+    assert bundle.manifest.canary.rows == NUM_ROWS["val"]
+    assert set(bundle.manifest.canary.budgets) == set(bundle.manifest.models)
+    metrics = json.loads((project / "metrics/verify.json").read_text())
+    assert metrics["certified"] == 1
+    assert {"accuracy_change", "accuracy_change_low", "accuracy_change_high"} <= set(metrics["hops"][-1])
+    assert [(check.batch_size, check.rows) for check in hops["onnxruntime/cpu/fp32"].batches] == [(1, 41), (2, 41), (7, 41), (32, 41)]
+    assert hops["http"].max_score_difference == 0.0
+    assert "No hop differs by more than verify allows." in (project / "reports/verify.html").read_text()
     assert bundle.manifest.lineage.params["export"]["max_batch_size"] == 32
     assert bundle.manifest.lineage.digests["artifacts/checkpoint/weights.safetensors"]
     assert not list(project.rglob("*.partial"))
@@ -76,6 +89,7 @@ def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(p
     assert certificate.status == "refused"
     assert certificate.hops[-1].name == "http"
     assert certificate.hops[-1].status == "not_executed"
+    assert "The first bad hop is onnxruntime/cpu/fp32" in (project / "reports/verify.html").read_text()
 
 
 def test_an_altered_model_byte_stops_verify_and_leaves_no_certificate(project: Path) -> None:
@@ -98,8 +112,12 @@ def test_an_export_that_fails_leaves_the_old_bundle_as_it_was(project: Path) -> 
     assert "metrics/evaluate.json" in result.stderr
     assert load_bundle(project / "artifacts/bundle").digest == before
     assert sorted(path.name for path in (project / "artifacts").iterdir()) == [
-        "bundle", "calibration.json", "checkpoint", "outlier_score.safetensors", "pruned",
-    ]  # fmt: skip
+        "bundle",
+        "calibration.json",
+        "checkpoint",
+        "outlier_score.safetensors",
+        "pruned",
+    ]
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU with TensorRT")
@@ -131,3 +149,19 @@ def test_with_a_gpu_the_engine_is_a_hop_that_agrees(project: Path) -> None:
     hops = {hop.name: hop for hop in read_certificate(project / "artifacts/certificate.json").hops}
     assert hops["tensorrt/fp16"].status == "agrees"
     assert hops["onnxruntime/cuda/fp32"].status == "agrees"
+    assert hops["onnxruntime/tensorrt/fp16"].status == "agrees"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU is not None, reason=str(NO_GPU))
+def test_with_a_gpu_an_engine_of_another_one_is_built_again_without_params(project: Path) -> None:
+    for stage in ("export", "compile"):
+        assert run_stage(project, stage).returncode == 0
+    passport = json.loads((project / "artifacts/engine/passport.json").read_text())
+    passport["machine"]["gpu"] = "another"
+    (project / "artifacts/engine/passport.json").write_text(json.dumps(passport))
+    (project / "params.yaml").unlink()
+    result = run_stage(project, "compile")
+    assert result.returncode == 0, result.stderr
+    runner, certificate = open_rebuilt(project / "artifacts/rebuilt_engine", load_bundle(project / "artifacts/bundle"))
+    assert runner.actual == certificate.execution

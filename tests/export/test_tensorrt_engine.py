@@ -1,7 +1,9 @@
 """The engine builder, run for real: tensorrt_rtx has TensorRT's own API and parser and builds without a GPU."""
 
+import importlib
 import importlib.util
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,11 @@ from slipway.data.packed import open_split
 from slipway.errors import EngineError
 from slipway.export.bundling import ExportRows, Trained, write_bundle
 from slipway.export.lineage import trace_lineage
-from slipway.export.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
 from slipway.export.variants import MEANT_FOR
 from slipway.params import Params
 from slipway.passport import Profile
 from slipway.preprocess import ImageContract
+from slipway.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
 from slipway.training.networks import NetworkSpec, build_network
 from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import QUICK, RESAMPLING, Project
@@ -73,6 +75,7 @@ def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -
         model=bundle.model_bytes(variant),
         input_name=bundle.manifest.input_name,
         row_shape=bundle.manifest.input.shape,
+        precision=bundle.manifest.models[variant].precision,
         profile=Profile(smallest=1, optimal=8, largest=32),
         workspace_bytes=256 << 20,
         timing_cache=timing_cache,
@@ -81,15 +84,17 @@ def request_for(bundle: LoadedBundle, variant: str, timing_cache: bytes = b"") -
 
 
 def nothing() -> BuildRequest:
-    return BuildRequest(b"", "image", (1, 1, 1), Profile(smallest=1, optimal=1, largest=1), workspace_bytes=1)
+    return BuildRequest(b"", "image", (1, 1, 1), "fp32", Profile(smallest=1, optimal=1, largest=1), workspace_bytes=1)
 
 
 @needs_rtx
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profile(classifier: Project, variant: str) -> None:
-    built = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), variant))
+    request = request_for(classifier.bundle(), variant)
+    built = build_engine_apart("tensorrt_rtx", request)
     assert len(built.plan) > 1000
+    assert (built.precision, built.precision_read_from) == (request.precision, "network")
 
 
 @needs_rtx
@@ -104,8 +109,10 @@ def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, vari
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, variant: str) -> None:
-    built = build_engine_apart("tensorrt_rtx", request_for(table, variant))
+    request = request_for(table, variant)
+    built = build_engine_apart("tensorrt_rtx", request)
     assert len(built.plan) > 1000
+    assert built.precision == request.precision
 
 
 @needs_rtx
@@ -117,6 +124,15 @@ def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(c
 
 @needs_rtx
 @pytest.mark.slow
+def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Project) -> None:
+    tensorrt_rtx = importlib.import_module("tensorrt_rtx")
+    for found, requested in (("fp32", "fp16"), ("fp16", "int8"), ("int8_tensorrt", "fp16")):
+        with pytest.raises(EngineError, match=f"the graph is of precision {found.split('_')[0]}, {requested} was requested"):
+            build_engine(tensorrt_rtx, replace(request_for(classifier.bundle(), found), precision=requested))
+
+
+@needs_rtx
+@pytest.mark.slow
 def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
     first = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16"))
     assert build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16", first.timing_cache)).plan
@@ -124,7 +140,12 @@ def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("death", "message"), [("os.kill(os.getpid(), 11)", "was ended by SIGSEGV"), ("os._exit(3)", "ended with exit code 3")]
+    ("death", "message"),
+    [
+        ("os.kill(os.getpid(), 11)", "was ended by SIGSEGV"),
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("os._exit(3)", "ended with exit code 3"),
+    ],
 )
 def test_a_crash_inside_tensorrt_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, message: str) -> None:
     (tmp_path / "crashing_tensorrt.py").write_text(f"import os\n{death}\n")
@@ -137,6 +158,31 @@ def test_a_crash_inside_tensorrt_is_a_message(tmp_path: Path, monkeypatch: pytes
 def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
     with pytest.raises(EngineError, match="No module named 'no_such_tensorrt'"):
         build_engine_apart("no_such_tensorrt", nothing())
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("Builder", "create_network create_builder_config create_optimization_profile build_serialized_network"),
+        ("INetworkDefinition", "num_layers get_layer"),
+        ("ILayer", "num_outputs get_output"),
+        ("OnnxParser", "parse num_errors get_error"),
+        ("IBuilderConfig", "clear_flag set_memory_pool_limit create_timing_cache set_timing_cache get_timing_cache profiling_verbosity"),
+        ("Runtime", "deserialize_cuda_engine"),
+        ("ICudaEngine", "num_io_tensors get_tensor_name get_tensor_dtype get_tensor_profile_shape create_engine_inspector"),
+        ("ICudaEngine", "create_execution_context"),
+        ("EngineInspector", "get_engine_information"),
+        ("IExecutionContext", "set_tensor_address set_input_shape execute_async_v3"),
+        ("LayerInformationFormat", "JSON"),
+        ("ProfilingVerbosity", "DETAILED"),
+        ("DataType", "FLOAT HALF BF16 INT8 UINT8"),
+    ],
+)
+def test_what_we_call_and_what_our_pretended_tensorrt_has_is_in_the_real_interface(kind: str, names: str) -> None:
+    real = getattr(importlib.import_module("tensorrt_rtx"), kind)
+    assert [name for name in names.split() if not hasattr(real, name)] == []
+    assert not hasattr(real, "no_such_name")
 
 
 def test_an_old_tensorrt_is_refused_with_both_versions() -> None:

@@ -67,7 +67,9 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         left_out={},
         choice={},
         calibration=CALIBRATION,
+        canary=None,
         metrics={},
+        card_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={},
     )

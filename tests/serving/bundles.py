@@ -12,9 +12,12 @@ from PIL import Image
 
 from slipway import bundle as bundles
 from slipway.bundle import SCORE_NAME, Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
+from slipway.calibration import Answers
+from slipway.canary import FILE, Canary, CanaryRows, canary_budget, canary_bytes
 from slipway.certificate import Certificate, Execution, Hop, write_certificate
 from slipway.columns import Column, ColumnContract
 from slipway.contract import Task
+from slipway.files import sha256_bytes
 from slipway.preprocess import ImageContract
 from tests.calibrations import CALIBRATION
 
@@ -164,15 +167,30 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         output_name=graph.graph.output[0].name,
         max_batch_size=16,
         models=models,
+        canary=None,
         left_out={},
         choice={},
         calibration=CALIBRATION,
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
+        card_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={"onnx": onnx.__version__},
     )
     bundles.write_manifest(root, manifest.model_copy(update=changes))
     return bundles.load_bundle(root)
+
+
+def with_canary(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:
+    """The bundle of `write_bundle`'s classifier with canary rows; its manifest, and so its version, is another."""
+    pixels = np.random.default_rng(5).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
+    scores = (pixels.reshape(num_rows, -1).mean(axis=1) / 255).astype(np.float32)
+    rows = CanaryRows([f"row{number}" for number in range(num_rows)], pixels, Answers(probabilities(pixels), scores))
+    payload = canary_bytes(rows)
+    (bundle.root / FILE).write_bytes(payload)
+    budgets = {variant: canary_budget(rows.answers, rows.answers, model.precision) for variant, model in bundle.manifest.models.items()}
+    canary = Canary(file=FILE, sha256=sha256_bytes(payload), bytes=len(payload), rows=num_rows, budgets=budgets)
+    bundles.write_manifest(bundle.root, bundle.manifest.model_copy(update={"canary": canary}))
+    return bundles.load_bundle(bundle.root)
 
 
 def hop(provider: str = "cpu", variant: str = "fp32", status: Literal["agrees", "differs", "not_executed"] = "agrees") -> Hop:

@@ -58,7 +58,7 @@ def pins(text: str) -> set[tuple[str, str]]:
 
 def make_project(project: Path) -> Path:
     """What a bento is built from, with a certified bundle."""
-    for name in ("serving", "slipway", "transforms"):
+    for name in ("serving", "slipway", "stages", "transforms"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", project)
     certify(project / "artifacts/certificate.json", write_bundle(project / "artifacts/bundle"))
@@ -149,11 +149,14 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
     assert {
         "serving/service.py",
         "serving/index.html",
+        "slipway/replay/__main__.py",
+        "slipway/reports/console.py",
         "slipway/runtime.py",
         "artifacts/certificate.json",
         "transforms/__init__.py",
     } <= files
-    assert {name.split("/")[0] for name in files} == {"serving", "slipway", "transforms", "artifacts", "bentofile.yaml"}
+    assert {name.split("/")[0] for name in files} == {"serving", "slipway", "stages", "transforms", "artifacts", "bentofile.yaml"}
+    assert {name for name in files if name.startswith("stages/")} == {"stages/__init__.py", "stages/compile.py"}
     assert not any(name.startswith(("slipway/data", "slipway/training", "slipway/export")) for name in files)
 
 

@@ -15,6 +15,7 @@ from serving.front import PASSED_ON, Front
 from serving.inference import Inference
 from serving.responses import ERRORS
 from slipway.preprocess import array_from_bytes
+from tests.calibrations import CALIBRATION
 from tests.serving.bundles import CLASS_FIELDS, CONTRACT, LABELS, VALUE_FIELDS, certify, log_of_mean, picture, probabilities, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, run
@@ -158,15 +159,15 @@ def test_before_the_model_is_loaded_it_is_alive_and_not_ready(make_settings: Mak
 
 async def slow_down(inference: Inference, seconds: float) -> list[int]:
     """Make the model slow; the list gets the size of every batch that it runs."""
-    assert inference._batcher
-    fast, sizes = inference._batcher._run, []
+    assert inference._live
+    fast, sizes = inference._live.batcher._run, []
 
     def run_slowly(batch: Any) -> Any:
         sizes.append(len(batch))
         time.sleep(seconds)
         return fast(batch)
 
-    inference._batcher._run = run_slowly
+    inference._live.batcher._run = run_slowly
     return sizes
 
 
@@ -228,8 +229,8 @@ def fail(batch: Any) -> Any:
 
 def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._batcher
-        inference._batcher._run = fail
+        assert inference._live
+        inference._live.batcher._run = fail
         assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "model_failed"
 
     run(make_settings(), work)
@@ -237,7 +238,8 @@ def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings
 
 def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference._decoder = None
+        assert inference._live
+        del vars(inference._live.decoder)["_contract"]
         assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "internal"
 
     run(make_settings(), work)
@@ -246,6 +248,7 @@ def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings
 def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         card = (await client.get("/model")).json()
+        assert card["calibration"] == CALIBRATION.model_dump(mode="json")
         assert card["execution"]["requested"] == {"provider": "cpu", "variant": "auto"}
         assert card["execution"]["actual"]["variant"] == "fp32"
         assert card["labels"] == LABELS

@@ -14,10 +14,11 @@ from slipway.bundle import Choice, LoadedBundle, describe_model, load_bundle
 from slipway.certificate import Execution, read_certificate
 from slipway.columns import Column, ColumnContract
 from slipway.errors import BundleError, CertificateError, IntegrityError, SlipwayError, UnavailableError
-from slipway.passport import Machine, Passport, Profile, read_passport, read_plan, write_engine
+from slipway.passport import Passport, Profile, read_passport, read_plan, write_engine
 from slipway.preprocess import TransformContract
 from slipway.runtime import Runner
 from slipway.user_function import code_digest, load
+from tests.export.small_bundle import MACHINE
 from tests.serving.bundles import (
     COLUMNS,
     CONTRACT,
@@ -37,7 +38,6 @@ from tests.serving.conftest import MakeSettings
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 ENGINE_FP32 = Execution(backend="tensorrt", provider="tensorrt", precision="fp32", variant="fp32")
-MACHINE = Machine(tensorrt_version="10.16.1", cuda_version="13.0", driver_version="13.1", gpu="H200", compute_capability="9.0")
 
 
 def bundle_with_variants(root: Path) -> LoadedBundle:
@@ -64,6 +64,12 @@ def newer_format(root: Path) -> None:
     (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 4}))
 
 
+def older_format(root: Path) -> None:
+    content = json.loads((root / "bundle/bundle.json").read_text())
+    del content["calibration"]
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 2}))
+
+
 def other_bundle(root: Path) -> None:
     certify(root / "certificate.json", write_bundle(root / "other", max_batch_size=4))
 
@@ -83,6 +89,7 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
         (newer_format, BundleError, "format version 4"),
+        (older_format, BundleError, "format version 2, this Slipway reads version 3"),
         (lambda root: (root / "certificate.json").unlink(), CertificateError, "nothing proves this bundle"),
         (lambda root: (root / "certificate.json").write_text("[]"), CertificateError, "format version"),
         (other_bundle, CertificateError, "the certificate is for bundle"),
@@ -329,14 +336,16 @@ class CertifiedEngine:
     def write(self, plan: bytes) -> None:
         manifest = self.bundle.manifest
         passport = Passport(
-            format_version=1,
+            format_version=2,
             engine_sha256=files.sha256_bytes(plan),
             model_sha256=manifest.models["fp32"].sha256,
             bundle_digest=self.bundle.digest,
             profile=Profile(smallest=1, optimal=1, largest=manifest.max_batch_size),
+            workspace_mib=256,
             machine=MACHINE,
             requested=ENGINE_FP32,
             actual=ENGINE_FP32,
+            precision_read_from="engine",
         )
         write_engine(self.root / "engine", plan, passport)
 

@@ -97,14 +97,14 @@ def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(ma
     reached: list[NDArray[np.float32]] = []
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        assert inference._batcher
-        right = inference._batcher._run
+        assert inference._live
+        right = inference._live.batcher._run
 
         def noting(batch: Any) -> Any:
             reached.append(batch)
             return right(batch)
 
-        inference._batcher._run = noting
+        inference._live.batcher._run = noting
         assert (await client.post("/predict", json={"rows": ROWS})).status_code == 200
 
     run(make_settings(), work)
@@ -132,8 +132,8 @@ def test_a_request_of_rows_that_expires_leaves_none_of_them_behind(make_settings
         assert error_of(await client.post("/predict", json={"rows": ROWS * 3}))["code"] == "deadline_exceeded"
         await asyncio.sleep(0.5)
         assert sizes == [16]  # the batch that was under way, of the bundle's largest size
-        assert inference._batcher
-        assert inference._batcher.num_waiting == 0
+        assert inference._live
+        assert inference._live.batcher.num_waiting == 0
 
     run(make_settings(request_timeout_s=0.2), work)
 

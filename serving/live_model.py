@@ -1,0 +1,45 @@
+"""A model that takes requests, with the decoder and the queue that are its own, and its end: it loses none of them.
+
+Whoever swaps models lets new requests go to the other one and retires this one, which then waits for those that are inside.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from serving.batching import MicroBatcher
+from serving.decoding import ImageDecoder
+from serving.model import ServedModel
+from serving.rows import RowDecoder
+from slipway.columns import ColumnContract
+
+
+class LiveModel:
+    """A warm model behind its decoder and its queue."""
+
+    def __init__(self, model: ServedModel, max_rows: int, on_batch: Callable[[int], None]) -> None:
+        self.model = model
+        self.batcher = MicroBatcher(model.run, model.max_batch_size, on_batch)
+        contract = model.bundle.manifest.input
+        self.decoder = RowDecoder(contract, max_rows) if isinstance(contract, ColumnContract) else ImageDecoder(contract)
+        self._num_inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """One request, from its bytes to its answer: until it is over this model does not end."""
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._empty.set()
+
+    async def retire(self) -> None:
+        """Finish what is inside, then end the threads. Nothing may begin here any more."""
+        await self._empty.wait()
+        await self.batcher.close()
+        self.decoder.close()

@@ -1,0 +1,10 @@
+"""`python -m tests.fake_rebuild BUNDLE ENGINE REBUILT`: the process `slipway.rebuild`, where there is a GPU only in pretence."""
+
+import sys
+
+from slipway.rebuild import main
+from tests import fake_tensorrt
+
+if __name__ == "__main__":
+    fake_tensorrt.pretend(setattr)
+    sys.exit(main(sys.argv[1:], fake_tensorrt.__name__))

@@ -1,0 +1,413 @@
+"""An engine of another machine: the service answers at once, an engine is built and certified here, and swapped in.
+
+The GPU is pretended (tests/fake_tensorrt.py). Processes, files, certificates, loading and the swap are the real ones.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+
+from serving.front import Front
+from serving.inference import Inference
+from serving.model import load_model
+from serving.settings import Settings
+from slipway import compilation, files
+from slipway.bundle import LoadedBundle, load_bundle
+from slipway.certificate import Execution
+from slipway.errors import IntegrityError, ParityError, UnavailableError
+from slipway.passport import EngineRequest, Machine, Passport, Profile, write_engine, write_receipt
+from slipway.preprocess import array_from_bytes
+from slipway.rebuild import CERTIFICATE, main, open_rebuilt, rebuild_engine
+from slipway.tensorrt_engine import build_engine
+from tests import fake_tensorrt
+from tests.export.small_bundle import MACHINE
+from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, hop, picture, probabilities, with_canary, write_bundle
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import behind
+from tests.serving.server import ROOT
+
+COMMAND = (sys.executable, "-m", "tests.fake_rebuild")
+PNG = {"content-type": "image/png"}
+REQUEST = EngineRequest(
+    requested=Execution(backend="tensorrt", provider="tensorrt", precision="fp32", variant="fp32"),
+    profile=Profile(smallest=1, optimal=4, largest=16),
+    workspace_mib=64,
+)
+
+
+@pytest.fixture
+def elsewhere(certified: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A certified bundle with canary rows, and an engine that was built and certified on another GPU; here there is one, in pretence."""
+    fake_tensorrt.pretend(monkeypatch.setattr)
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
+    bundle = with_canary(write_bundle(certified / "bundle"))
+    write_foreign_engine(certified / "engine", bundle)
+    certify_both(certified, bundle)
+    return certified
+
+
+def write_foreign_engine(root: Path, bundle: LoadedBundle, machine: Machine = MACHINE) -> None:
+    passport = Passport(
+        format_version=2,
+        engine_sha256=files.sha256_bytes(b"plan"),
+        model_sha256=bundle.manifest.models["fp32"].sha256,
+        bundle_digest=bundle.digest,
+        machine=machine,
+        actual=REQUEST.requested,
+        precision_read_from="engine",
+        **dict(REQUEST),
+    )
+    write_engine(root, b"plan", passport)
+
+
+def certify_both(root: Path, bundle: LoadedBundle) -> None:
+    engine_hop = hop().model_copy(update={"name": "tensorrt/fp32", "requested": REQUEST.requested, "actual": REQUEST.requested})
+    digest = files.sha256_file(root / "engine/passport.json")
+    certify(root / "certificate.json", bundle, [hop(), engine_hop], engine_digest=digest)
+
+
+def build_here(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rebuild_engine` without processes."""
+    monkeypatch.setattr(compilation, "build_engine_apart", lambda module, request: build_engine(fake_tensorrt, request))
+    rebuild_engine(root / "bundle", root / "engine", root / "rebuilt")
+
+
+@pytest.fixture
+def settings(elsewhere: Path, make_settings: MakeSettings) -> Settings:
+    return make_settings(rebuild_engine="true", rebuilt_engine=elsewhere / "rebuilt")
+
+
+class Load:
+    """Callers that never stop asking, until they are told to; every answer is checked."""
+
+    def __init__(self, client: httpx.AsyncClient, num_callers: int = 2) -> None:
+        self._client, self._going = client, True
+        self.statuses: list[int] = []
+        self.wrong = 0
+        self._payloads = [picture(number) for number in range(8)]
+        pixels = np.stack([array_from_bytes(payload, CONTRACT) for payload in self._payloads])
+        self._expected = probabilities(pixels)
+        self._callers = [asyncio.create_task(self._ask(number)) for number in range(num_callers)]
+
+    async def _ask(self, number: int) -> None:
+        while self._going:
+            row = (number + len(self.statuses)) % len(self._payloads)
+            response = await self._client.post("/predict", content=self._payloads[row], headers=PNG)
+            self.statuses.append(response.status_code)
+            found = list(response.json().get("probabilities", {}).values())
+            self.wrong += not (len(found) == 3 and np.allclose(found, self._expected[row], atol=1e-5))
+            await asyncio.sleep(0.01)
+
+    async def end(self) -> None:
+        self._going = False
+        await asyncio.gather(*self._callers)
+
+
+def serve_and_rebuild(settings: Settings, command: tuple[str, ...] = COMMAND) -> tuple[dict[str, Any], dict[str, Any], Load]:
+    """The card before and after, and the load that went on all the while."""
+
+    async def main() -> tuple[dict[str, Any], dict[str, Any], Load]:
+        inference = Inference(settings, command)
+        inference.start()
+        await inference.loaded()
+        transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            before = (await client.get("/model")).json()
+            load = Load(client)
+            await inference.rebuilt()
+            await asyncio.sleep(0.1)
+            await load.end()
+            after = (await client.get("/model")).json()
+        await inference.stop()
+        return before, after, load
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.slow
+def test_an_engine_is_built_here_certified_and_swapped_in_under_load(elsewhere: Path, settings: Settings) -> None:
+    before, after, load = serve_and_rebuild(settings)
+    assert before["execution"]["actual"]["provider"] == "cpu"
+    assert "the engine is for another machine. GPU: built with H200, here Pretended H200" in before["execution"]["passed_over"][0]
+    assert (before["rebuild"]["status"], before["target_certificate"]) == ("building", None)
+
+    assert after["rebuild"]["status"] == "swapped"
+    assert after["execution"]["actual"] == REQUEST.requested.model_dump()
+    assert after["model_version"] == before["model_version"]
+    target = after["target_certificate"]
+    assert (target["machine"]["gpu"], target["canary"]["rows"], target["canary"]["flipped"]) == ("Pretended H200", 20, [])
+    assert target["engine_digest"] == files.sha256_file(elsewhere / "rebuilt/passport.json")
+
+    assert len(load.statuses) > 50
+    assert (set(load.statuses), load.wrong) == ({200}, 0)
+
+    again = load_model(settings)  # the next start
+    assert again.selection.actual.backend == "tensorrt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mood", "reason"),
+    [
+        ("crash", "the process that builds the engine was ended by SIGSEGV"),
+        ("kill", "the rebuild was ended by SIGKILL"),
+        ("wrong", "the canary rows were not answered as fp32 answers them"),
+    ],
+)
+def test_where_the_build_fails_the_model_before_serves_on_and_says_why(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, mood: str, reason: str
+) -> None:
+    monkeypatch.setenv("FAKE_TENSORRT", mood)
+    before, after, load = serve_and_rebuild(settings)
+    assert after["rebuild"]["status"] == "failed"
+    assert reason in after["rebuild"]["reason"]
+    assert after["execution"] == before["execution"]
+    assert len(load.statuses) > 50
+    assert (set(load.statuses), load.wrong) == ({200}, 0)
+    assert not (elsewhere / "rebuilt").exists()
+
+
+@pytest.mark.slow
+def test_the_end_of_the_service_ends_the_rebuild_and_all_of_its_processes(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_TENSORRT", "slow")
+
+    async def main() -> None:
+        inference = Inference(settings, COMMAND)
+        inference.start()
+        await inference.loaded()
+        while not rebuilding_processes(elsewhere):
+            await asyncio.sleep(0.02)
+        await inference.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert rebuilding_processes(elsewhere) == []
+    assert not (elsewhere / "rebuilt").exists()
+
+
+def rebuilding_processes(root: Path) -> list[int]:
+    """Living processes whose command names this test's folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(root / "rebuilt").encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:  # it has ended
+            continue
+    return [process for process in found if process != os.getpid()]
+
+
+def test_an_engine_that_was_built_here_is_served_from_the_next_start_on(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_model(settings).selection.actual.backend == "onnxruntime"
+    build_here(elsewhere, monkeypatch)
+    model = load_model(settings)
+    assert model.selection.actual.backend == "tensorrt"
+    assert model.selection.target_certificate is not None
+    assert model.canary is not None
+    pixels = np.random.default_rng(0).integers(0, 256, (5, *CONTRACT.shape), dtype=np.uint8)
+    assert np.allclose(model.run(pixels).outputs, probabilities(pixels), atol=1e-6)
+
+
+def test_a_receipt_says_what_to_build_as_well_as_a_passport(elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (elsewhere / "engine").iterdir():
+        path.unlink()
+    write_receipt(elsewhere / "engine", REQUEST, "no NVIDIA driver")
+    certify(elsewhere / "certificate.json", load_bundle(elsewhere / "bundle"))
+    build_here(elsewhere, monkeypatch)
+    assert load_model(settings).selection.actual == REQUEST.requested
+
+
+def other_bundle(root: Path) -> None:
+    bundle = with_canary(write_bundle(root / "bundle", max_batch_size=16, versions={"onnx": "another"}))
+    certify_both(root, bundle)
+
+
+def other_gpu(root: Path) -> None:
+    fake_tensorrt.GPU["gpu"] = "Another GPU"
+
+
+@pytest.mark.parametrize(("change", "reason"), [(other_bundle, "is of bundle"), (other_gpu, "here Another GPU")])
+def test_an_engine_that_was_built_here_for_another_bundle_or_gpu_is_passed_over(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], reason: str
+) -> None:
+    monkeypatch.setattr(fake_tensorrt, "GPU", dict(fake_tensorrt.GPU))
+    build_here(elsewhere, monkeypatch)
+    change(elsewhere)
+    selection = load_model(settings).selection
+    assert selection.actual.backend == "onnxruntime"
+    assert reason in selection.passed_over[0]
+
+
+@pytest.mark.parametrize("name", ["engine.plan", "passport.json", CERTIFICATE])
+def test_one_flipped_bit_in_an_engine_that_was_built_here_makes_the_service_not_ready(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    build_here(elsewhere, monkeypatch)
+    path = elsewhere / "rebuilt" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(IntegrityError):
+        load_model(settings)
+    with pytest.raises(IntegrityError):
+        open_rebuilt(elsewhere / "rebuilt", load_bundle(elsewhere / "bundle"))
+
+
+@pytest.mark.parametrize(("mood", "reason"), [("wrong", "Worst row: row"), ("nan", "NaN or an infinity, the first is row15")])
+def test_an_engine_that_answers_otherwise_is_refused_with_the_row_and_the_one_before_stays(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, mood: str, reason: str
+) -> None:
+    build_here(elsewhere, monkeypatch)
+    before = (elsewhere / "rebuilt" / CERTIFICATE).read_bytes()
+    monkeypatch.setattr(fake_tensorrt, "GPU", fake_tensorrt.GPU | {"gpu": "Another GPU"})  # so that it is built again
+    monkeypatch.setenv("FAKE_TENSORRT", mood)
+    with pytest.raises(ParityError, match=reason):
+        build_here(elsewhere, monkeypatch)
+    assert (elsewhere / "rebuilt" / CERTIFICATE).read_bytes() == before
+
+
+def test_one_that_fits_is_not_built_again_and_timings_are_used_again(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_here(elsewhere, monkeypatch)
+    timings = elsewhere / "rebuilt/timing.cache"
+    assert timings.read_bytes() == b"|timed"
+    build_here(elsewhere, monkeypatch)  # as another worker of the service does
+    assert timings.read_bytes() == b"|timed"
+    monkeypatch.setattr(fake_tensorrt, "GPU", fake_tensorrt.GPU | {"gpu": "Another GPU"})
+    build_here(elsewhere, monkeypatch)
+    assert timings.read_bytes() == b"|timed|timed"
+
+
+def test_without_canary_rows_nothing_is_built(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bundle(elsewhere / "bundle")
+    with pytest.raises(UnavailableError, match=r"no canary rows to certify an engine on. Set export\.canary_rows"):
+        build_here(elsewhere, monkeypatch)
+
+
+def test_without_a_gpu_a_rebuild_is_impossible_and_says_so(certified: Path, make_settings: MakeSettings) -> None:
+    bundle = with_canary(write_bundle(certified / "bundle"))
+    write_foreign_engine(certified / "engine", bundle)
+    certify_both(certified, bundle)
+    before, after, _ = serve_and_rebuild(make_settings(rebuild_engine="true", rebuilt_engine=certified / "rebuilt"))
+    assert before["rebuild"]["status"] == after["rebuild"]["status"] == "impossible"
+    assert "NVIDIA driver" in after["rebuild"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "status"),
+    [({}, "not_asked_for"), ({"rebuild_engine": "true", "provider": "cpu"}, "not_needed")],
+)
+def test_nothing_is_built_unless_it_was_asked_for(
+    elsewhere: Path, make_settings: MakeSettings, variables: dict[str, str], status: str
+) -> None:
+    _, after, _ = serve_and_rebuild(make_settings(rebuilt_engine=elsewhere / "rebuilt", **variables))
+    assert after["rebuild"]["status"] == status
+    assert not (elsewhere / "rebuilt").exists()
+
+
+def test_the_process_says_what_is_wrong_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "nice", lambda by: 0)
+    assert main([str(tmp_path), str(tmp_path), str(tmp_path / "rebuilt")]) == 1
+    assert "is not a bundle" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_container_compiles_without_params_or_data(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a bento holds, and no more: `python -m stages.compile` gets as far as the GPU, which is not there."""
+    folder = elsewhere / "container"
+    for name in ("serving", "slipway", "stages"):
+        (folder / name).mkdir(parents=True)
+    for path in [*(ROOT / "slipway").glob("*.py"), ROOT / "stages/__init__.py", ROOT / "stages/compile.py"]:
+        (folder / path.relative_to(ROOT)).symlink_to(path)
+    (folder / "artifacts").mkdir()
+    for name in ("bundle", "engine"):
+        (folder / "artifacts" / name).symlink_to(elsewhere / name)
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['ruamel', 'ruamel.yaml', 'yaml', 'torch', 'pyarrow', 'dvc', 'onnx']));"
+    script = f"{blocked} import runpy; runpy.run_module('stages.compile', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "error: no engine can be built here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Path, make_settings: MakeSettings) -> None:
+    old = load_model(make_settings())
+    bundle = write_bundle(certified / "bundle", versions={"onnx": "another"})
+    certify(certified / "certificate.json", bundle)
+    new = load_model(make_settings())
+    assert old.version != new.version
+
+    async def main() -> None:
+        inference = Inference(make_settings())
+        await inference.swap(old)
+        live = inference._live
+        assert live
+        slow = live.batcher._run
+
+        def run_slowly(batch: Any) -> Any:
+            time.sleep(0.3)
+            return slow(batch)
+
+        live.batcher._run = run_slowly
+        in_flight = [asyncio.create_task(inference.predict(picture(number), f"request{number}")) for number in range(5)]
+        await asyncio.sleep(0.05)
+        swapping = asyncio.create_task(inference.swap(new))
+        await asyncio.sleep(0)
+        assert (await inference.predict(picture(), "new"))["model_version"] == new.version
+        assert not swapping.done()  # it waits for those inside
+        assert {answer["model_version"] for answer in await asyncio.gather(*in_flight)} == {old.version}
+        await swapping
+        assert live.batcher._thread._shutdown  # the old model's threads have ended
+        await inference.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_sixty_swaps_under_load_lose_no_request(certified: Path, make_settings: MakeSettings) -> None:
+    models = [load_model(make_settings())]
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", versions={"onnx": "another"}))
+    models.append(load_model(make_settings()))
+
+    async def main() -> None:
+        inference = Inference(make_settings())
+        await inference.swap(models[0])
+        transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            load = Load(client)
+            for number in range(60):
+                await inference.swap(models[(number + 1) % 2])
+                await asyncio.sleep(0.01)
+            await load.end()
+        assert len(load.statuses) > 20
+        assert (set(load.statuses), load.wrong) == ({200}, 0)
+        await inference.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_model_that_answers_its_canary_rows_otherwise_is_not_served(certified: Path, make_settings: MakeSettings) -> None:
+    bundle = with_canary(write_bundle(certified / "bundle"))
+    certify(certified / "certificate.json", bundle)
+    model = load_model(make_settings())
+    assert model.canary is not None
+    assert model.card()["canary"]["rows"] == 20
+    graph = classifier()
+    graph.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(-WEIGHTS, "weights"))
+    other = with_canary(write_bundle(certified / "bundle", graph))
+    certify(certified / "certificate.json", other)
+    with pytest.raises(ParityError, match="the canary rows were not answered as fp32 answers them"):
+        load_model(make_settings())
