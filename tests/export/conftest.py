@@ -121,6 +121,8 @@ def _make_project(root: Path, task: Task) -> Project:
     _train(project, manifest)
     _calibrate(project)
     _write_metrics(project)
+    (root / "artifacts/pruned").mkdir()
+    files.write_json(root / "artifacts/pruned/model.json", {"format_version": 1, "kind": "none"})
     _write_reports(project)
     _export(project)
     return project

@@ -116,6 +116,7 @@ def test_an_export_that_fails_leaves_the_old_bundle_as_it_was(project: Path) -> 
         "calibration.json",
         "checkpoint",
         "outlier_score.safetensors",
+        "pruned",
     ]
 
 

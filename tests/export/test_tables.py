@@ -76,7 +76,7 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     write_packed_table(tmp_path / "data/packed", task, NUM_ROWS)
     write_split_rows(tmp_path / "data")
     write_plan(tmp_path / "data/augmented", plan_from_params(params.augment, params.seed))
-    for stage in ("train", "evaluate", "export", "compile"):
+    for stage in ("train", "evaluate", "prune", "export", "compile"):
         run_stage(tmp_path, stage)
     monkeypatch.chdir(tmp_path)
 

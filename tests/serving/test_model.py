@@ -225,6 +225,27 @@ def test_auto_serves_what_export_chose_and_the_card_says_why(certified: Path, ma
     assert (named.actual.variant, named.why) == ("fp32", "asked for by name")
 
 
+@pytest.mark.parametrize(("variant", "num_inside", "is_outlier"), [("int8", 3, False), ("fp32", 1, True)])
+def test_a_variant_with_a_calibration_of_its_own_answers_by_it(
+    certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_outlier: bool
+) -> None:
+    """The twin is fp32 of the same bundle: the bundle's sets have labels from 0.25 on, and its outliers begin at 0.75."""
+    plain = bundle_with_variants(certified / "bundle").manifest
+    own = plain.calibration.model_copy(
+        update={
+            "conformal": plain.calibration.conformal.model_copy(update={"threshold": 0.01}),
+            "outlier": plain.calibration.outlier.model_copy(update={"threshold": 5.0}),
+        }
+    )
+    models = plain.models | {"int8": plain.models["int8"].model_copy(update={"calibration": own})}
+    hops = [hop(variant="fp32"), hop(variant="int8")]
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", models=models), hops)
+    model = load_model(make_settings(provider="cpu", variant=variant))
+    answer = model.answer(np.array([0.8, 0.15, 0.05], dtype=np.float32), np.float32(2.0))
+    assert (len(answer["prediction_set"]), answer["is_outlier"]) == (num_inside, is_outlier)
+    assert model.card()["calibration"] == (own if variant == "int8" else plain.calibration).model_dump(mode="json")
+
+
 @pytest.mark.parametrize("status", ["differs", "not_executed"])
 def test_a_choice_that_is_not_certified_is_passed_over_for_fp32_with_the_reason(
     certified: Path, make_settings: MakeSettings, status: Literal["differs", "not_executed"]
