@@ -1,18 +1,22 @@
 """How fast is `clean`, what do near duplicates cost and find, and does time grow with the number of rows?
 
 `python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER` makes 400x300 JPEGs out of the photographs in IMAGES_FOLDER, cleans them with
-decoding, digests, quality rules and near duplicates, and compares that with decoding the same files alone, by the same number of
-processes. It prints and writes one table. CIFAR10_FOLDER holds train.parquet and test.parquet.
+decoding, digests, quality rules and near duplicates, and compares that with decoding the same files alone to RGB, by the same number
+of processes. `clean` itself decodes colour JPEGs to luma and colours only where there may be a copy, so it may be faster than that.
+It prints and writes one table. CIFAR10_FOLDER holds train.parquet and test.parquet.
+
+`python -m bench.cleaning --growth COUNT` is a process of its own for the memory and time of COUNT made facts.
 """
 
 import io
 import multiprocessing
-import resource
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -26,9 +30,10 @@ from PIL import Image, ImageEnhance
 from bench.conditions import conditions
 from slipway import files
 from slipway.cores import num_cores
-from slipway.data.cleaning import clean_samples, collect
+from slipway.data.cleaning import clean_samples, collect, digest_pixels
 from slipway.data.image_quality import THUMBNAIL_PX, measure
-from slipway.data.near_duplicates import clusters, find_twins
+from slipway.data.inspection import FACTS
+from slipway.data.near_duplicates import find_twins
 from slipway.data.samples import RawSample
 from slipway.data.sources import read_samples
 from slipway.preprocess import decode_image
@@ -58,7 +63,7 @@ def write_photographs(sources: list[Path], folder: Path) -> list[Path]:
 
 
 def decode_with_turbo(paths: list[str]) -> int:
-    """simplejpeg alone, as it comes."""
+    """simplejpeg alone, as it comes: to RGB."""
     return sum(simplejpeg.decode_jpeg(Path(path).read_bytes()).shape[0] for path in paths)
 
 
@@ -77,14 +82,18 @@ def seconds_of_pool(work: Callable[[list[str]], int], paths: list[Path], pool: P
 
 def seconds_of_clean(folder: Path) -> tuple[float, float]:
     """Until the last sample was inspected, counted from the first one that came back; and of the comparison of all with all."""
-    samples = read_samples(PROJECT.data.model_copy(update={"path": str(folder)}), read_files=False)
+    data = PROJECT.data.model_copy(update={"path": str(folder)})
+
+    def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
+        return digest_pixels(read_samples(data, wanted, read_files=False), CLEAN, num_cores())
+
     begin = 0.0
     batches: list[pa.RecordBatch] = []
-    for batch in clean_samples(samples, CLEAN, num_cores()):
+    for batch in clean_samples(read_samples(data, read_files=False), CLEAN, num_cores()):
         begin = begin or time.perf_counter()
         batches.append(batch)
     inspected = time.perf_counter()
-    collect(batches, CLEAN, "image_classification")
+    collect(batches, CLEAN, "image_classification", again)
     share = 1 - batches[0].num_rows / sum(batch.num_rows for batch in batches)
     return (inspected - begin) / share, time.perf_counter() - inspected
 
@@ -193,20 +202,74 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
 
 
 def growth() -> list[str]:
-    """Lines of the table: seconds and memory to compare N rows of facts whose thumbnails are random."""
+    """Lines of the table: seconds and memory to compare N rows of made facts, each count in a process of its own."""
     lines = []
-    for count in (20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000):
-        random = np.random.default_rng(count)
-        coarse = random.integers(0, 256, (count, 6, 6), dtype=np.uint8)
-        grid = np.linspace(0, 5, THUMBNAIL_PX).round().astype(int)
-        thumbnails = coarse[:, grid][:, :, grid].reshape(count, -1)
-        begin = time.perf_counter()
-        twins = find_twins(thumbnails, CLEAN.near_duplicate_bits)
-        clusters(twins, count)
-        seconds = time.perf_counter() - begin
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        lines.append(f"| near duplicates among {count:,} | {seconds:.1f} s, {1e6 * seconds / count:.0f} us a row, peak {peak:,.0f} MiB |")
+    for count in (20_000, 100_000, 200_000, 500_000, 1_000_000):
+        command = [sys.executable, "-m", "bench.cleaning", "--growth", str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines.append(f"| comparing {count:,} with each other | {done.stdout.strip()} |")
     return lines
+
+
+def growth_of(count: int) -> str:
+    """Seconds, without making the facts, and memory that no file backs, to compare `count` rows with random thumbnails."""
+    collect(_facts(4096), CLEAN, "image_classification", lambda _: iter(()))  # what is loaded once
+    before, most = _anonymous_bytes(), 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.02):
+            most = max(most, _anonymous_bytes())
+
+    begin = time.perf_counter()
+    for _ in _facts(count):
+        pass
+    making = time.perf_counter() - begin
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin = time.perf_counter()
+    collect(_facts(count), CLEAN, "image_classification", lambda _: iter(()))
+    seconds = time.perf_counter() - begin - making
+    done.set()
+    watcher.join()
+    held = max(most - before, 0)
+    return f"{seconds:.1f} s, {1e6 * seconds / count:.0f} us a row; {held / 2**20:.0f} MiB held at most, {held / count:.0f} bytes a row"
+
+
+def _anonymous_bytes() -> int:
+    """Memory of this process that no file backs."""
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
+
+
+def _facts(count: int) -> Iterator[pa.RecordBatch]:
+    """Facts of unlike photographs, a tenth of which look blurred."""
+    grid = np.linspace(0, 5, THUMBNAIL_PX).round().astype(int)
+    for begin in range(0, count, 4096):
+        size = min(4096, count - begin)
+        random = np.random.default_rng(begin)
+        coarse = random.integers(0, 256, (size, 6, 6), dtype=np.uint8)
+        blurred = [index % 10 == 0 for index in range(size)]
+        known: dict[str, list[object]] = {
+            "source": [f"{index % 10}/{index:08}.jpg" for index in range(begin, begin + size)],
+            "label": [str(index % 10) for index in range(begin, begin + size)],
+            "corrections": [[]] * size,
+            "flags": [["blurred"] * each for each in blurred],
+            "flag_details": [["the Laplacian's variance is 3.0"] * each for each in blurred],
+            "width": [400] * size,
+            "height": [300] * size,
+            "bytes": [35_000] * size,
+        }
+        drawn = {"sha256": random.integers(0, 256, (size, 32), dtype=np.uint8), "thumbnail": coarse[:, grid][:, :, grid].reshape(size, -1)}
+        columns = [
+            _fixed(drawn[field.name]) if field.name in drawn else pa.array(known.get(field.name, [None] * size), field.type)
+            for field in FACTS
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=FACTS)
+
+
+def _fixed(values: NDArray[np.uint8]) -> pa.Array:
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(values.shape[1]), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def growth_of_clean() -> list[str]:
@@ -214,11 +277,9 @@ def growth_of_clean() -> list[str]:
     lines = []
     for count in (5_000, 10_000, 20_000):
         begin = time.perf_counter()
-        batches = list(clean_samples(_tiny(count), CLEAN, 1))
-        collect(batches, CLEAN, "image_classification")
+        collect(clean_samples(_tiny(count), CLEAN, 1), CLEAN, "image_classification", lambda _: iter(()))
         seconds = time.perf_counter() - begin
-        held = sum(batch.nbytes for batch in batches) / count
-        lines.append(f"| clean, {count:,} images of 16x16, one process | {1e6 * seconds / count:.0f} us and {held:.0f} bytes held a row |")
+        lines.append(f"| clean, {count:,} images of 16x16, one process | {1e6 * seconds / count:.0f} us a row |")
     return lines
 
 
@@ -237,6 +298,9 @@ def told(lines: list[str]) -> list[str]:
 
 def main() -> None:
     """Measure, print and write the table."""
+    if sys.argv[1] == "--growth":
+        print(growth_of(int(sys.argv[2])))
+        return
     cifar_folder, sources = Path(sys.argv[1]), sorted(Path(sys.argv[2]).glob("*.jpg"))
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
         folder = Path(name) / "photographs"
@@ -250,7 +314,8 @@ def main() -> None:
             "`python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER`.",
             f"{NUM_FILES:,} JPEGs of 400x300 (crops of {len(sources)} photographs) in memory, {num_cores()} processes.",
             f"Each speed is the median of {NUM_ROUNDS} interleaved rounds (smallest to largest), without the start of the processes.",
-            "Growth: one run each, of near duplicates on random thumbnails.",
+            "simplejpeg and Pillow decode to RGB. `clean` decodes colour JPEGs to luma, and those that may have a copy again to RGB.",
+            "Growth: one run each, on made facts with random thumbnails; memory is what no file backs, beyond what 4,096 rows left.",
             "",
             "| what | measured |",
             "|---|---|",

@@ -10,13 +10,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 
 import httpx
 
-from bench.serving_overhead import Measured, conditions, http_request, measure, table, wait_until_ready
+from bench.serving_overhead import ROUND_SECONDS, Measured, conditions, http_request, measure, table, wait_until_ready
 from slipway import files
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.server import environment, free_port
+from tests.serving.server import Server, environment, free_port
+from tests.serving.test_service import cpu_seconds
 
 NUM_ROUNDS = 7
 RESULT = Path("bench/results/keeping_overhead.md")
@@ -24,8 +26,8 @@ SHARES = {"off": None, "a tenth of the requests": 0.1, "every request": 1.0}
 
 
 @contextmanager
-def started(folder: Path, number: int, share: float | None) -> Iterator[str]:
-    """The address of a service that keeps that share."""
+def started(folder: Path, number: int, share: float | None) -> Iterator[Server]:
+    """A service that keeps that share."""
     url = f"http://127.0.0.1:{free_port()}"
     settings = {} if share is None else {"keep_directory": folder / f"kept-{number}", "keep_share": share, "keep_bytes": 64 << 20}
     variables = environment(folder, **settings) | {"BENTOML_HOME": str(folder / f"home-{number}")}
@@ -34,7 +36,7 @@ def started(folder: Path, number: int, share: float | None) -> Iterator[str]:
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
     try:
         wait_until_ready(url)
-        yield url
+        yield Server(process, url, folder / "log")
     finally:
         process.terminate()
         process.wait(20)
@@ -51,15 +53,18 @@ def main() -> None:
         folder = Path(temporary)
         certify(folder / "certificate.json", write_bundle(folder / "bundle"))
         request = http_request("/predict", "image/png", picture())
-        all_measured = []
-        for number, (name, share) in enumerate(SHARES.items()):
-            url = services.enter_context(started(folder, number, share))
-            all_measured.append(Measured(f"kept: {name}", url, request))
+        servers = [services.enter_context(started(folder, number, share)) for number, share in enumerate(SHARES.values())]
+        all_measured = [Measured(f"kept: {name}", server.url, request) for name, server in zip(SHARES, servers, strict=True)]
+        cpu: dict[str, list[float]] = {one.name: [] for one in all_measured}
         for _ in range(NUM_ROUNDS):
-            for measured in all_measured:
+            for measured, server in zip(all_measured, servers, strict=True):
+                before = cpu_seconds(server.worker())
                 measure(measured)
-        kept = "\n".join(f"* {one.name}: {outcomes(one.url)}" for one in all_measured[1:])
-        text = f"# Overhead of keeping requests\n\n{table(all_measured)}\n\nOver all rounds:\n\n{kept}\n\n{conditions(NUM_ROUNDS)}\n"
+                answered = measured.requests_per_second[-1] * ROUND_SECONDS
+                cpu[measured.name].append((cpu_seconds(server.worker()) - before) / answered * 1e6)
+        kept = "\n".join(f"* {one.name}: {median(cpu[one.name]):.0f} µs, {outcomes(one.url)}" for one in all_measured)
+        cost = f"Processor time of the worker for each request, median, and what became of the requests:\n\n{kept}"
+        text = f"# Overhead of keeping requests\n\n{table(all_measured)}\n\n{cost}\n\n{conditions(NUM_ROUNDS)}\n"
     print(text)
     files.write_text(RESULT, text)
 

@@ -38,7 +38,12 @@ RESULT = ROOT / "bench/results/outlier_scores.md"
 STAGES = ("clean", "split", "precompute", "augment", "train")
 CIFAR10 = SHARED / "cifar10" / "test.parquet"
 MOST_ROWS = 2000
-DIRECTIONS = 64
+NOTE = """Area under the ROC curve: the chance that a stranger scores above an ordinary test row, so 0.5 is guessing. One training each.
+
+`mahalanobis` is what Slipway takes for images: one centre and at most 64 directions of what the last layer takes.
+`mahalanobis of the row` is what it takes for tables: the same of the columns themselves, since TabM cuts numbers off at the range of
+its training rows. Of images, distances by class are better for pictures upside down alone; they need classes, and a matrix that grows with
+their number. What needs classes is empty for a number."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,8 @@ def _product(known: Rows, part: Callable[[RawAnswers, Rows], Rows]) -> Score:
 
 def _apply(score: torch.nn.Module, features: Rows) -> Float:
     with torch.inference_mode():
-        return score(torch.from_numpy(features.astype(np.float32))).numpy().astype(np.float64)
+        found: torch.Tensor = score(torch.from_numpy(features.astype(np.float32)))
+    return found.numpy().astype(np.float64)
 
 
 def _as_it_is(network: Network, rows: Rows) -> Rows:
@@ -221,7 +227,7 @@ def _shares(logits: Rows) -> Float:
 def _log_sum_exp(logits: Rows) -> Float:
     numbers = logits.astype(np.float64)
     most = numbers.max(axis=1)
-    return most + np.log(np.exp(numbers - most[:, None]).sum(axis=1))
+    return np.asarray(most + np.log(np.exp(numbers - most[:, None]).sum(axis=1)))
 
 
 def area_under_curve(ordinary: Float, strange: Float) -> float:
@@ -284,7 +290,7 @@ def main() -> None:
             lines.append("| " + " | ".join(cells) + " |")
             print(lines[-1], flush=True)
     text = "\n".join(lines)
-    files.write_text(RESULT, f"# Outlier scores\n\n{text}\n\nArea under the ROC curve. {conditions('torch', 'numpy')}\n")
+    files.write_text(RESULT, f"# Outlier scores\n\n{text}\n\n{NOTE} {conditions('torch', 'numpy')}\n")
 
 
 if __name__ == "__main__":

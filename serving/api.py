@@ -50,10 +50,7 @@ def summary(columns: ColumnContract | None) -> str:
 
 def _of_image(predict_payload: Predict) -> Any:
     async def predict(self: Any, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
-        """The prediction for one image: `label`, `probabilities` and `prediction_set`, or `value` and `interval`.
-
-        With each comes an `outlier_score`, and `is_outlier`.
-        """
+        """For one image: `label`, `probabilities`, `prediction_set`, or `value`, `interval`; and `outlier_score`, `is_outlier`."""
         return await _answer(predict_payload, image.read_bytes())
 
     return predict
@@ -63,10 +60,7 @@ def _of_rows(columns: ColumnContract, predict_payload: Predict) -> Any:
     schema = WithJsonSchema({"type": "array", "items": row_schema(columns), "minItems": 1})
 
     async def predict(self: Any, rows: Annotated[list[dict[str, Any]], schema]) -> dict[str, Any]:
-        """The predictions for rows of a table, in their order.
-
-        Of each `label`, `probabilities` and `prediction_set`, or `value` and `interval`; then `outlier_score` and `is_outlier`.
-        """
+        """For each row: `label`, `probabilities`, `prediction_set`, or `value`, `interval`; and `outlier_score`, `is_outlier`."""
         return await _answer(predict_payload, json.dumps({"rows": rows}).encode())
 
     return predict

@@ -40,8 +40,8 @@ class Inference:
         self._rebuild_command = rebuild_command
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._keeper: Keeper | None = None
         self._rebuilding: asyncio.Task[None] | None = None
+        self._keeper: Keeper | None = None
         self._num_pending = 0
 
     @property

@@ -197,6 +197,6 @@ def _kept(moment: float, answered: Answered) -> KeptRequest:
         payload=answered.payload,
         is_list=answered.is_list,
         inputs_sha256=digest_inputs(answered.inputs),
-        outputs={name: np.stack(rows) for name, rows in answered.outputs.items()},
+        outputs={name: np.array(rows, np.float32) for name, rows in answered.outputs.items()},
         answers=answered.answers,
     )

@@ -55,7 +55,7 @@ class ServedModel:
         values = outputs.tolist()
         if not (np.isfinite(outputs).all() and np.isfinite(score)):
             raise InvalidAnswerError("the model answered NaN or an infinity")
-        contract, calibration = self.bundle.manifest.output, self.bundle.manifest.calibration
+        contract, calibration = self.bundle.manifest.output, self.bundle.manifest.calibration_of(self.selection.actual.variant)
         strangeness = {"outlier_score": float(score), "is_outlier": bool(calibration.is_outlier(score))}
         if contract.kind == "value":
             interval = calibration.interval(values[0])
@@ -76,7 +76,7 @@ class ServedModel:
             "task": manifest.task,
             "labels": manifest.output.labels,
             "input": describe_input(manifest.input),
-            "calibration": manifest.calibration.model_dump(mode="json"),
+            "calibration": manifest.calibration_of(self.selection.actual.variant).model_dump(mode="json"),
             "metrics": {name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()},
             "execution": {
                 "requested": self.selection.requested,
@@ -85,9 +85,9 @@ class ServedModel:
                 "passed_over": self.selection.passed_over,
                 "max_batch_size": self.max_batch_size,
             },
+            "canary": self.canary.model_dump(mode="json") if self.canary else None,
             "choice": {provider: choice.model_dump(mode="json") for provider, choice in manifest.choice.items()},
             "left_out": manifest.left_out,
-            "canary": self.canary.model_dump(mode="json") if self.canary else None,
             "certificate": self.certificate.model_dump(mode="json"),
             "target_certificate": target.model_dump(mode="json") if target else None,
             "lineage": manifest.lineage.model_dump(mode="json"),

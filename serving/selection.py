@@ -9,6 +9,7 @@ another machine's, one that was built and certified on this machine takes its pl
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from serving.settings import Settings
 from slipway import runtime
@@ -18,6 +19,8 @@ from slipway.errors import EngineError, UnavailableError
 from slipway.passport import read_passport, read_request
 from slipway.rebuild import TargetCertificate, open_rebuilt
 from slipway.runtime import ONNX_TENSORRT, Runner
+
+_Provider = Literal["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,20 @@ def select(settings: Settings, bundle: LoadedBundle, certificate: Certificate) -
 
 def _candidates(settings: Settings, manifest: Bundle) -> Iterator[tuple[str, str]]:
     """(provider, variant) from the most to the least preferred; what takes minutes to start only where it is asked for."""
-    for provider in ("tensorrt", ONNX_TENSORRT, "cuda", "cpu"):
+    providers: list[_Provider] = ["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
+    for provider in providers:
         if settings.provider == provider or (settings.provider == "auto" and provider != ONNX_TENSORRT):
             for variant in _variants(provider, manifest) if settings.variant == "auto" else [settings.variant]:
                 yield provider, variant
 
 
-def _variants(provider: str, manifest: Bundle) -> list[str]:
+def _variants(provider: _Provider, manifest: Bundle) -> list[str]:
     """What `auto` tries on a provider: export's choice and then fp32, which loses nothing; where there is none, a fixed order."""
     if provider == "tensorrt":
         return ["any"]
-    choice = next((choice for name, choice in manifest.choice.items() if name == provider), None)
+    if provider == "onnxruntime_tensorrt":
+        return ["fp16"]
+    choice = manifest.choice.get(provider)
     if choice:
         return list(dict.fromkeys([choice.variant, "fp32"]))
     return {ONNX_TENSORRT: ["fp16"], "cuda": ["fp16", "fp32"]}.get(provider, ["fp32"])
@@ -77,6 +83,8 @@ def _why(settings: Settings, manifest: Bundle, actual: Execution) -> str:
         return "asked for by name"
     if actual.backend == "tensorrt":
         return "the engine's own variant"
+    if actual.provider == "tensorrt":
+        return "the first that ONNX Runtime's TensorRT provider computes as it is"
     choice = next((choice for provider, choice in manifest.choice.items() if provider == actual.provider), None)
     if choice is None:
         return f"{actual.provider} was not there at export, so nothing was chosen for it: the first of a fixed order"

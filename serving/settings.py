@@ -20,7 +20,7 @@ PREFIX = "SLIPWAY_"
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, or `src` of a built bento
 
 Provider = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
-Variant = Literal["auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"]
+Variant = Literal["auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
 DEFAULT_BATCH_SIZE = 32  # of max_batch_size "auto": more than the queue usually holds, and quick to warm up
 
 

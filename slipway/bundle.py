@@ -2,8 +2,8 @@
 
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
-artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
 artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.canary_rows is 0
+artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
 
 A format version that is not known, a missing file or a changed byte is refused.
 """
@@ -49,6 +49,7 @@ class ModelFile(Contract):
     bytes: int
     precision: Precision
     meant_for: list[Target]  # where this variant is worth running
+    calibration: Calibration | None  # of a pruned network, which has its own; null: the bundle's
 
 
 class Metric(Contract):
@@ -129,7 +130,7 @@ class Bundle(Contract):
     output: OutputContract
     output_name: str
     max_batch_size: int
-    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"
+    models: dict[str, ModelFile]  # by variant: "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"
     left_out: dict[str, str]  # variants that were asked for and not made, each with the reason
     choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
     canary: Canary | None  # null where export.canary_rows is 0
@@ -138,6 +139,11 @@ class Bundle(Contract):
     card_sha256: str | None  # hex, of MODEL_CARD.md; null where there is none
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it
+
+    def calibration_of(self, variant: str) -> Calibration:
+        """What the answers of `variant` are worth; the bundle's for all that is made of the trained network, an engine included."""
+        model = self.models.get(variant)
+        return (model and model.calibration) or self.calibration
 
     @model_validator(mode="after")
     def _choices_are_there(self) -> Self:
@@ -207,9 +213,16 @@ def write_manifest(root: Path, manifest: Bundle) -> None:
     files.write_json(root / MANIFEST, manifest.model_dump(mode="json"))
 
 
-def describe_model(path: Path, precision: Precision, meant_for: list[Target]) -> ModelFile:
+def describe_model(path: Path, precision: Precision, meant_for: list[Target], calibration: Calibration | None = None) -> ModelFile:
     """The manifest's entry for an exported graph."""
-    return ModelFile(file=path.name, sha256=files.sha256_file(path), bytes=path.stat().st_size, precision=precision, meant_for=meant_for)
+    return ModelFile(
+        file=path.name,
+        sha256=files.sha256_file(path),
+        bytes=path.stat().st_size,
+        precision=precision,
+        meant_for=meant_for,
+        calibration=calibration,
+    )
 
 
 def load_bundle(root: Path) -> LoadedBundle:

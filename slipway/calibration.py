@@ -73,8 +73,8 @@ class Calibration(Contract):
 
     def prediction_sets(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
         """(..., labels) probabilities to which labels are in each row's set; the best one always is."""
-        assert self.conformal.threshold is not None, "of classes there always is a threshold"
-        return probabilities >= np.minimum(np.float32(self.conformal.threshold), probabilities.max(axis=-1, keepdims=True))
+        least = np.minimum(np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True))
+        return np.asarray(probabilities >= least)
 
     def interval(self, value: float) -> tuple[float, float] | None:
         """The bounds of the true number around a predicted one; None where the rows were too few for the coverage."""

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from slipway.errors import IntegrityError, LockedError
 
@@ -57,20 +57,27 @@ def digest_json(value: Any) -> str:
     return sha256_bytes(canonical_json(value).encode())
 
 
-def write_bytes(path: Path, payload: bytes | memoryview) -> None:
-    """Write `payload` to `path` atomically, making its directory where needed."""
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A fresh file to write; it takes the place of `path` when the block ends, and vanishes when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
     partial = _partial(path)
     try:
         with _named(path), partial.open("wb") as file:
-            file.write(payload)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     _sync_directory(path.parent)
+
+
+def write_bytes(path: Path, payload: bytes | memoryview) -> None:
+    """Write `payload` to `path` atomically, making its directory where needed."""
+    with new_file(path) as file:
+        file.write(payload)
 
 
 def claim_space(path: Path) -> None:

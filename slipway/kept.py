@@ -38,6 +38,7 @@ _SEGMENTS_PER_AGE = 24  # with an age limit a segment takes requests for this sh
 _BEGIN = "%Y%m%dT%H%M%S.%fZ"
 _SEGMENT = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
 _FLOAT32 = np.dtype("<f4")
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def encode_line(request: KeptRequest) -> bytes:
         "sha256": files.sha256_bytes(request.payload),
         "payload": base64.b64encode(request.payload).decode(),
     }
-    return json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return _JSON.encode(content).encode() + b"\n"
 
 
 def decode_line(line: bytes) -> KeptRequest:

@@ -39,7 +39,8 @@ Operation = Literal[
     "cutmix_alpha",
 ]
 Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
-Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"]
+Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
+PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
 
 class _Section(BaseModel):
@@ -384,6 +385,15 @@ class EvaluateParams(_Section):
         return self
 
 
+class PruneParams(_Section):
+    """A smaller network from the trained one, for the variants `pruned` and `pruned_int8`."""
+
+    kind: Literal["none", "structured", "magnitude"]  # structured: channels are taken out; magnitude: single weights become zero
+    share: Annotated[float, Field(gt=0, lt=1)]  # of the channels of each layer that has some to spare, or of all weights of layers
+    epochs: Positive  # of the fine-tune
+    learning_rate: Annotated[float, Field(gt=0)]  # of the fine-tune, at its beginning; it falls to zero
+
+
 class GoalParams(_Section):
     """What the service's `auto` is to serve, of all variants that fit a provider."""
 
@@ -399,8 +409,8 @@ class ExportParams(_Section):
     max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # largest batch the graphs and the service take
     variants: Annotated[list[Variant], Field(min_length=1)]
     calibration_rows: Positive  # training rows that int8 ranges are measured on
-    goal: GoalParams
     canary_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows that travel in the bundle; 0 for none
+    goal: GoalParams
 
     @model_validator(mode="after")
     def _fp32_is_there_and_none_twice(self) -> Self:
@@ -442,6 +452,7 @@ class Params(_Section):
     audit: AuditParams
     train: TrainParams
     evaluate: EvaluateParams
+    prune: PruneParams
     export: ExportParams
     compile: CompileParams
     verify: VerifyParams
@@ -473,6 +484,7 @@ class Params(_Section):
             problems.append(f"split.folds is {self.split.folds}, but data.time_column or data.split_column already says which rows are val")
         if self.audit.folds and self.train.warmup_epochs >= self.audit.epochs:
             problems.append(f"train.warmup_epochs is {self.train.warmup_epochs}, expected less than audit.epochs {self.audit.epochs}")
+        problems += _pruned_in_vain(self)
         problems += _asked_for_in_vain(self)
         problems += _loss_of_another_task(self.train, self.data.task)
         for key, gates in (("gates", self.evaluate.gates), ("slice_gates", self.evaluate.slice_gates)):
@@ -502,6 +514,25 @@ def _asked_for_in_vain(params: Params) -> list[str]:
         "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to 0",
     }
     return [f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}" for key, value in found.items() if value is not None]
+
+
+def _pruned_in_vain(params: Params) -> list[str]:
+    """Variants of a network that is not pruned, a pruned network without a variant, and one that cannot be pruned as asked."""
+    kind, train = params.prune.kind, params.train
+    wanted = [variant for variant in params.export.variants if variant in PRUNED_VARIANTS]
+    problems = []
+    if wanted and kind == "none":
+        problems.append(f"export.variants asks for {wanted}, but prune.kind is 'none': set it to structured or magnitude")
+    if not wanted and kind != "none":
+        problems.append(f"prune.kind is {kind!r}, but export.variants {params.export.variants} has neither 'pruned' nor 'pruned_int8'")
+    if kind == "structured" and train.network == "tabm":
+        problems.append("prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude")
+    if kind == "structured" and train.network_arguments.get("normalisation") == "group":
+        problems.append(
+            "prune.kind is 'structured', but train.network_arguments.normalisation is 'group', whose groups would change: "
+            "use magnitude, or normalisation batch"
+        )
+    return problems
 
 
 def _loss_of_another_task(train: TrainParams, task: Task) -> list[str]:

@@ -24,6 +24,7 @@ _FORMAT_OF = {"MPO": "JPEG"}  # a JPEG with further pictures behind it, as telep
 _MOST_OF_16_BITS = 65535
 _JPEG, _START_OF_SCAN, _METADATA = b"\xff\xd8", b"\xda", b"\xe1"
 _PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # others (CMYK, YCCK) are Pillow's
+_PLAIN_SUBSAMPLINGS = ("444", "422", "420", "440", "411")  # the chroma of others may be beyond libjpeg-turbo, whose luma is not
 _ORIENTATION = 0x0112  # the tag of EXIF
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -98,27 +99,64 @@ class PixelBuffer:
         return self._memory
 
 
+class JpegHeader(NamedTuple):
+    """What libjpeg-turbo says of an upright JPEG before any pixel is decoded."""
+
+    width: int
+    height: int
+    is_grey: bool
+    has_luma: bool  # its colours are stored as luma and chroma, and these can be decoded
+
+
+def read_jpeg_header(payload: bytes, max_pixels: int) -> JpegHeader | None:
+    """None where `decode_with_pillow` is to be asked: no JPEG, not upright, of unusual colours, or damaged.
+
+    Raises ImageError with the rule `pixel_bomb`.
+    """
+    if not payload.startswith(_JPEG) or not _is_upright(payload):
+        return None
+    try:
+        height, width, colours, subsampling = simplejpeg.decode_jpeg_header(payload)
+    except ValueError:
+        return None
+    if colours not in _PLAIN_COLOURS:
+        return None
+    _check_size(width, height, max_pixels)
+    return JpegHeader(width, height, colours == "Gray", colours == "YCbCr" and subsampling in _PLAIN_SUBSAMPLINGS)
+
+
 def decode_jpeg(payload: bytes, max_pixels: int, buffer: PixelBuffer | None = None) -> NDArray[np.uint8] | None:
     """(H, W) grey or (H, W, 4) RGBA pixels, alpha 255, of an upright JPEG without a flaw; None: ask `decode_with_pillow`.
 
     It refuses whatever libjpeg-turbo as much as warns of; Pillow then decides, and names the rule. With `buffer` the pixels
     are written into it, and valid until its next use. Raises ImageError with the rule `pixel_bomb`.
     """
-    if not payload.startswith(_JPEG) or not _is_upright(payload):
-        return None
+    header = read_jpeg_header(payload, max_pixels)
+    return None if header is None else decode_jpeg_pixels(payload, header, buffer)
+
+
+def decode_jpeg_pixels(payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None) -> NDArray[np.uint8] | None:
+    """`decode_jpeg` of the JPEG with this `header`."""
+    return decode_jpeg_grey(payload, header, buffer) if header.is_grey else _decode(payload, header, "RGBA", 4, buffer)
+
+
+def decode_jpeg_grey(payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None) -> NDArray[np.uint8] | None:
+    """(H, W) luma of the JPEG with this `header`, or None as in `decode_jpeg`, and for the same payloads.
+
+    All that is stored is read, but of the chroma no pixel is computed. With rounding, 0.299 R + 0.587 G + 0.114 B of the
+    decoded colours is this very luma, except where a colour was cut off at 0 or 255.
+    """
+    pixels = _decode(payload, header, "GRAY", 1, buffer)
+    return None if pixels is None else pixels[:, :, 0]
+
+
+def _decode(payload: bytes, header: JpegHeader, colours: str, channels: int, buffer: PixelBuffer | None) -> NDArray[np.uint8] | None:
+    memory = buffer.of(header.width * header.height * channels) if buffer else None
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(payload)
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, colours, buffer=memory)
     except ValueError:
         return None
-    if colours not in _PLAIN_COLOURS:
-        return None
-    _check_size(width, height, max_pixels)
-    memory = buffer.of(width * height * 4) if buffer else None
-    try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, "GRAY" if colours == "Gray" else "RGBA", buffer=memory)
-    except ValueError:
-        return None
-    return pixels[:, :, 0] if colours == "Gray" else pixels
+    return pixels
 
 
 def decode_with_pillow(payload: bytes, max_pixels: int) -> Decoded:

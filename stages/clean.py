@@ -1,5 +1,6 @@
 """Reads every raw image, or a table, once, and writes down what is kept, what is refused, and why."""
 
+from functools import partial
 from pathlib import Path
 
 from slipway import files
@@ -51,21 +52,24 @@ def _run_table(params: Params, data: DataParams) -> None:
         _write_rows(folder, table.cleaned)
         write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
-    print(_summary(table.cleaned) + column_notes(table, COLUMNS.as_posix()))
+    print(table.cleaned.summary(REPORT, PAGE) + column_notes(table, COLUMNS.as_posix()))
 
 
 def _run_images(params: Params, data: DataParams) -> None:
     digests = read_digests(Path(data.digests), Path(data.path)) if data.digests else None
-    samples = sources.read_samples(data, read_files=data.engine == "ray")  # a worker elsewhere has no files
-    batches = cleaning.clean_samples(samples, params.clean, params.clean.num_workers, data.classes, data.engine)
+    num_workers, engine = params.clean.num_workers, data.engine
+    read = partial(sources.read_samples, data, read_files=engine == "ray")  # a worker elsewhere has no files
+    batches = cleaning.clean_samples(read(), params.clean, num_workers, data.classes, engine)
     inspected = progress(batches, "clean", sources.count_samples(data), lambda batch: batch.num_rows)
-    cleaned = cleaning.collect(inspected, params.clean, data.task, digests)
+    cleaned = cleaning.collect(
+        inspected, params.clean, data.task, lambda wanted: cleaning.digest_pixels(read(wanted), params.clean, num_workers, engine), digests
+    )
     _check(cleaned, params)
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, cleaned)
     report = image_report(cleaned, params.clean, data)
     _report(report, pictures_of(report, data, params.clean.max_pixels), NO_COLUMNS)
-    print(_summary(cleaned))
+    print(cleaned.summary(REPORT, PAGE))
 
 
 def _check(cleaned: cleaning.Cleaned, params: Params) -> None:
@@ -86,12 +90,6 @@ def _report(report: CleanReport, pictures: Pictures, columns: str) -> None:
     files.write_json(REPORT, to_json(report))
     files.write_text(PAGE, clean_page(report, pictures))
     files.write_text(COLUMNS, columns)
-
-
-def _summary(cleaned: cleaning.Cleaned) -> str:
-    duplicates = cleaned.num_read - cleaned.rows.num_rows - cleaned.num_bad
-    counts = f"read {cleaned.num_read}, kept {cleaned.rows.num_rows}, bad {cleaned.num_bad}, duplicates {duplicates}"
-    return f"{counts}, see {REPORT} and {PAGE}"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ PACKED = Path("data/packed")
 METRICS = Path("metrics/evaluate.json")
 CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
+PRUNED = Path("artifacts/pruned")
 CLEAN, SPLIT = Path("reports/clean.json"), Path("reports/split.json")
 BUNDLE = Path("artifacts/bundle")
 LEADERBOARD = Path("reports/leaderboard.json")
@@ -25,15 +26,16 @@ PAGE = Path("reports/leaderboard.html")
 
 def run(params: Params) -> None:
     """Export, check, measure, choose and bundle."""
-    from slipway.export.bundling import ExportRows, Trained, write_bundle
-    from slipway.export.canary import choose_canary
+    from slipway.export.bundling import ExportRows, Pruned, Trained, write_bundle
     from slipway.export.lineage import trace_lineage
     from slipway.export.model_card import CardFacts, model_card, read_report
     from slipway.export.variants import calibration_rows
     from slipway.training.calibrated import calibrated
     from slipway.training.networks import load_network, read_model_card
+    from slipway.training.pruned import load_pruned, read_pruned
 
     card, calibration = read_model_card(CHECKPOINT), read_calibration(CALIBRATION)
+    smaller = read_pruned(PRUNED, card.weights_sha256)
     trained = Trained(
         network=calibrated(load_network(CHECKPOINT), calibration, OUTLIER_SCORE),
         task=card.network.task,
@@ -42,16 +44,16 @@ def run(params: Params) -> None:
         weights_sha256=card.weights_sha256,
         calibration=calibration,
         metrics=read_metrics(METRICS),
+        pruned=smaller and Pruned(smaller.kind, load_pruned(PRUNED, smaller), smaller.weights_sha256, smaller.calibration),
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
-    validation = open_split(PACKED, manifest, "val", verify=True)
     rows = ExportRows(
         calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
-        validation=validation,
-        canary=choose_canary(validation, params.seed, params.export.canary_rows),
+        validation=open_split(PACKED, manifest, "val", verify=True),
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
+    read += [PRUNED / "model.json"]
     lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
     resampling = Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
     clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))

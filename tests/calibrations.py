@@ -34,6 +34,5 @@ def described(answer: dict[str, Any], score: float = 0.5, calibration: Calibrati
     if "value" in answer:
         interval = calibration.interval(answer["value"])
         return answer | {"interval": interval and list(interval)} | strangeness
-    least, ordered = calibration.conformal.threshold, sorted(answer["probabilities"].items(), key=lambda item: -item[1])
-    assert least is not None
+    least, ordered = calibration.conformal.threshold or 0.0, sorted(answer["probabilities"].items(), key=lambda item: -item[1])
     return answer | {"prediction_set": [name for name, share in ordered if share >= least or share == ordered[0][1]]} | strangeness

@@ -97,6 +97,17 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
         ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']"),
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
+        ({"export__variants": ["fp32", "fp16", "pruned"]}, "export.variants asks for ['pruned'], but prune.kind is 'none'"),
+        ({"prune__kind": "structured"}, "prune.kind is 'structured', but export.variants ['fp32', 'fp16', 'int8', 'int8_dynamic', "),
+        ({"prune__share": 1.0}, "prune.share: found 1.0"),
+        (
+            {"prune__kind": "structured", "train__network_arguments__normalisation": "group"},
+            "prune.kind is 'structured', but train.network_arguments.normalisation is 'group'",
+        ),
+        (
+            {"prune__kind": "structured", "train__network": "tabm", "train__network_arguments": yaml.safe_load(STARTS["tabm"])},
+            "prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude",
+        ),
         ({"audit__folds": 1}, "folds is 1, expected 0 for no audit, or at least 2"),
         ({"audit__folds": 5, "audit__epochs": 2}, "train.warmup_epochs is 2.0, expected less than audit.epochs 2"),
         ({"train__offload": "optimizer"}, "offload is 'optimizer', which needs strategy a deepspeed strategy, but strategy is 'auto'"),

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from slipway.errors import ImageError
-from slipway.preprocess import FORMATS, ImageContract, PixelBuffer, array_from_bytes, decode_image, decode_jpeg, decode_with_pillow
+from slipway.preprocess import (
+    FORMATS,
+    ImageContract,
+    PixelBuffer,
+    array_from_bytes,
+    decode_image,
+    decode_jpeg,
+    decode_jpeg_grey,
+    decode_with_pillow,
+    read_jpeg_header,
+)
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 
@@ -235,6 +245,48 @@ def test_a_flipped_byte_gives_the_same_pixels_with_both_decoders_or_is_pillows()
             num_compared += 1
             assert np.array_equal(array[..., :3], np.asarray(decode_with_pillow(damaged, 10_000).image.convert("RGB")))
     assert num_compared > 100
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_the_luma_of_a_jpeg_is_the_grey_of_its_colours(kind: str) -> None:
+    pale = SCENE.point(lambda level: 80 + level // 4)  # no colour is cut off at 0 or 255
+    payload = encode(pale, "JPEG", quality=90, **JPEGS[kind])
+    header = read_jpeg_header(payload, 10_000)
+    assert header is not None
+    assert header.has_luma == (kind != "of RGB")
+    luma, colours = decode_jpeg_grey(payload, header), decode_jpeg(payload, 10_000)
+    assert luma is not None
+    assert colours is not None
+    assert header.is_grey == (colours.ndim == 2)
+    if header.has_luma:
+        assert np.array_equal(luma, np.rint(colours[..., :3] @ [0.299, 0.587, 0.114]))
+
+
+def decodes_alike(payload: bytes) -> bool | None:
+    """Whether the luma can be decoded, which it must exactly where the colours can; None where there is none."""
+    try:
+        header = read_jpeg_header(payload, 10_000)
+    except ImageError:  # the flipped byte is the size
+        return None
+    if header is None or not header.has_luma:
+        return None
+    luma, colours = decode_jpeg_grey(payload, header), decode_jpeg(payload, 10_000)
+    assert (luma is None) == (colours is None)
+    return luma is not None
+
+
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "progressive", "with restart markers"])
+def test_damage_in_the_chroma_is_seen_though_it_is_not_computed(kind: str) -> None:
+    payload = encode(SCENE, "JPEG", quality=60, **JPEGS[kind])
+    assert not any(decodes_alike(payload[:length]) for length in range(2, len(payload)))
+    damaged = (
+        payload[:position] + bytes([payload[position] ^ bits]) + payload[position + 1 :]
+        for position in range(2, len(payload))
+        for bits in (0x11, 0x80)
+    )
+    outcomes = [decodes_alike(copy) for copy in damaged]
+    assert outcomes.count(True) > 50
+    assert outcomes.count(False) > 50
 
 
 def test_the_size_of_a_jpeg_is_checked_before_it_is_decoded() -> None:

@@ -1,11 +1,13 @@
 """Cleaning: every image is decoded in full, and what cannot be used is refused under the name of a rule.
 
 Nothing is repaired, relabelled or dropped in silence: kept + quarantined == read. The result depends on the content of the
-data, not on the order of files or the number of workers. Facts are held in Arrow columns, and the thumbnails in a file.
+data, not on the order of files or the number of workers. Facts and thumbnails lie in files without names; what is held in memory
+for each image are its place and a few numbers.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,23 +15,25 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.contract import Task, is_classification
-from slipway.data import near_duplicates, rules
+from slipway.data import rules
 from slipway.data.digests import DigestList
 from slipway.data.findings import FINDINGS, Findings
-from slipway.data.image_quality import THUMBNAIL_PX
-from slipway.data.inspection import Inspector
+from slipway.data.inspection import Inspector, PixelDigester
+from slipway.data.look_alikes import Named, without_look_alikes
 from slipway.data.outliers import robust_deviations
 from slipway.data.parallel import Engine, ordered_map
-from slipway.data.rows import ROWS
+from slipway.data.rows import ROWS, hexadecimal, ids
+from slipway.data.same_pixels import DigestPixels, without_copies
 from slipway.data.samples import RawSample
-from slipway.data.thumbnails import ThumbnailFile, thumbnail_file
+from slipway.data.scratch_tables import gathered, stored
+from slipway.data.thumbnails import thumbnail_file
 from slipway.errors import DataError
 from slipway.params import CleanParams
 
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
 _MAX_SHOWN = 3
-_HEXADECIMAL = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)  # the two digits of each byte
+_WRITTEN_ROWS = 1 << 14  # at a time
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class Cleaned:
         """The refused samples without the duplicates."""
         return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
 
+    def summary(self, *reports: Path) -> str:
+        """One line with every count, and where to look."""
+        duplicates = self.num_read - self.rows.num_rows - self.num_bad
+        counts = f"read {self.num_read}, kept {self.rows.num_rows}, bad {self.num_bad}, duplicates {duplicates}"
+        return f"{counts}, see {' and '.join(map(str, reports))}"
+
 
 def clean_samples(
     samples: Iterable[RawSample],
@@ -57,6 +67,13 @@ def clean_samples(
     """Decode and check each sample by itself, over `num_workers` processes (0: one per core): batches of `FACTS`, in order."""
     inspect = Inspector(params, None if classes is None else frozenset(classes))
     return ordered_map(inspect, _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
+
+
+def digest_pixels(
+    samples: Iterable[RawSample], params: CleanParams, num_workers: int, engine: Engine = "local"
+) -> Iterator[pa.RecordBatch]:
+    """Batches of `PIXELS`, in the order of the samples, which were inspected before."""
+    return ordered_map(PixelDigester(params.max_pixels), _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
 
 
 def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
@@ -73,23 +90,32 @@ def _blocks(samples: Iterable[RawSample]) -> Iterator[list[RawSample]]:
         yield block
 
 
-def collect(batches: Iterable[pa.RecordBatch], params: CleanParams, task: Task, digests: DigestList | None = None) -> Cleaned:
-    """Compare the samples with each other and with the user's digests, and sort them into kept, flagged and refused."""
+def collect(
+    batches: Iterable[pa.RecordBatch],
+    params: CleanParams,
+    task: Task,
+    again: DigestPixels,
+    digests: DigestList | None = None,
+) -> Cleaned:
+    """Compare the samples with each other and with the user's digests, and sort them into kept, flagged and refused.
+
+    `again` reads samples a second time; DataError if they are not what they were.
+    """
     findings = Findings(params.rules)
     with thumbnail_file() as thumbnails:
-        facts = pa.Table.from_batches(map(thumbnails.take_from, batches), thumbnails.schema)
+        facts = stored(map(thumbnails.take_from, batches), thumbnails.schema)
         facts = digests.check(facts) if digests else facts
-        num_read = facts.num_rows
         alone = pc.is_valid(facts["rule"])
         findings.refuse_table(facts.filter(alone))
-        facts = facts.filter(pc.invert(alone))  # each step lets go of the table before it
-        facts = _compare(_sorted(facts), findings)
-        facts = _without_outliers(facts, params, task, findings)
-        facts, clusters = _without_twins(facts, thumbnails, params, findings)
-    findings.flag_table(facts)
-    if facts.num_rows + findings.num_refused != num_read:
-        raise AssertionError(f"{facts.num_rows} kept + {findings.num_refused} refused is not {num_read} read")
-    return Cleaned(_rows(facts, clusters, findings), findings.quarantine(), num_read, findings.flagged())
+        rows = np.flatnonzero(~np.asarray(alone))
+        rows = without_copies(facts, rows, thumbnails, again, findings)
+        rows = _without_outliers(facts, rows, params, task, findings)
+        named = without_look_alikes(facts, rows, thumbnails, params.near_duplicate_bits, findings)
+    findings.flag_table(_with_flags(facts, named.rows))
+    if len(named.rows) + findings.num_refused != facts.num_rows:
+        raise AssertionError(f"{len(named.rows)} kept + {findings.num_refused} refused is not {facts.num_rows} read")
+    kept = stored(_row_batches(facts, named, findings), ROWS)
+    return Cleaned(kept, findings.quarantine(), facts.num_rows, findings.flagged())
 
 
 def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
@@ -123,137 +149,36 @@ def _listing(quarantine: pa.Table) -> str:
     return "\n".join(lines)
 
 
-def _sorted(rows: pa.Table) -> pa.Table:
-    return rows.sort_by([(column, "ascending") for column in ("pixels", "sha256", "group", "source")])
-
-
-# The same pixels ------------------------------------------------------------------------------------------------------------------
-
-
-def _compare(rows: pa.Table, findings: Findings) -> pa.Table:
-    """Of rows with equal pixels, which lie together, the first is kept; with different classes or numbers, the params decide."""
-    if not rows.num_rows:
-        return rows
-    pixels = rows["pixels"].combine_chunks()
-    begins = np.concatenate([[True], np.asarray(pc.not_equal(pixels[1:], pixels[:-1]))])
-    starts = np.flatnonzero(begins)
-    group_of = np.cumsum(begins) - 1
-    in_conflict = np.zeros(len(starts), bool)
-    for column, rule in (("label", "conflicting_label"), ("target", "conflicting_target")):
-        groups = _conflicting(rows[column], starts)
-        in_conflict[groups] |= findings.action(rule) == "refuse"
-        _note_conflicts(rows, column, rule, starts, groups, findings)
-    copies = ~begins & ~in_conflict[group_of]
-    first_sources = rows["source"].take(pa.array(starts[group_of[copies]]))
-    details = pc.binary_join_element_wise("the same picture as ", first_sources, "")
-    findings.refuse(rows["source"].filter(pa.array(copies)), "exact_duplicate", details)
-    return rows.filter(pa.array(begins & ~in_conflict[group_of]))
-
-
-def _conflicting(column: pa.ChunkedArray, starts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The groups of rows that do not all have the same value; rows without one play no part."""
-    if column.null_count == len(column):
-        return np.zeros(0, np.intp)
-    codes = np.asarray(pc.rank(column, tiebreaker="dense"))
-    return np.flatnonzero(np.minimum.reduceat(codes, starts) != np.maximum.reduceat(codes, starts))
-
-
-def _note_conflicts(rows: pa.Table, column: str, rule: str, starts: NDArray[np.intp], groups: NDArray[np.intp], findings: Findings) -> None:
-    ends = np.append(starts[1:], rows.num_rows)
-    for group in groups:
-        same = rows.slice(int(starts[group]), int(ends[group] - starts[group]))
-        values = sorted(set(same[column].to_pylist()))
-        named = ", ".join(repr(value) if isinstance(value, str) else f"{value:g}" for value in values)
-        detail = f"the same picture with {named}: {', '.join(same['source'].slice(0, _MAX_SHOWN).to_pylist())}"
-        if findings.action(rule) == "refuse":
-            findings.refuse(same["source"], rule, detail)
-        else:
-            findings.flag(same["source"].slice(0, 1), rule, detail)
-
-
-# Pictures that look the same, and targets far from the others ---------------------------------------------------------------------
-
-
-def _without_outliers(rows: pa.Table, params: CleanParams, task: Task, findings: Findings) -> pa.Table:
+def _without_outliers(facts: pa.Table, rows: NDArray[np.int64], params: CleanParams, task: Task, findings: Findings) -> NDArray[np.int64]:
+    """Targets far from the others."""
     if is_classification(task) or findings.action("outlier") == "off":
         return rows
-    targets = rows["target"].to_numpy()
+    targets = facts["target"].to_numpy()[rows]
     median, deviations = robust_deviations(targets)
     far = deviations > params.outlier_deviations
     details = [
         f"the target is {value:g}, {deviation:.1f} robust standard deviations from the median {median:g}"
         for value, deviation in zip(targets[far], deviations[far], strict=True)
     ]
-    return findings.apply(rows, pa.array(far), "outlier", pa.array(details, pa.string()))
+    found = gathered(facts.select(["source"]), rows[far])
+    findings.apply(found, pa.array(np.ones(found.num_rows, bool)), "outlier", pa.array(details, pa.string()))
+    return rows[~far] if findings.action("outlier") == "refuse" else rows
 
 
-def _without_twins(rows: pa.Table, thumbnails: ThumbnailFile, params: CleanParams, findings: Findings) -> tuple[pa.Table, pa.Array]:
-    """The rows by id, and each one's cluster: the smallest id in it, null for a row without a twin."""
-    rows = rows.sort_by("sha256")
-    if findings.action("near_duplicate") == "off" or not rows.num_rows:
-        return rows, pa.nulls(rows.num_rows, pa.string())
-    twins = _twins(rows, thumbnails, params.near_duplicate_bits)
-    roots = near_duplicates.clusters(twins, rows.num_rows)
-    of_cluster = pa.array(np.maximum(roots, 0), mask=roots < 0)
-    ids = _ids(rows)
-    clusters = ids.take(of_cluster)
-    _note_near_conflicts(rows, twins, roots, findings)
-    later = (roots >= 0) & (roots != np.arange(rows.num_rows))
-    marked = later if findings.action("near_duplicate") == "refuse" else roots >= 0
-    looks = _like_whom(rows, twins, roots)
-    details = pc.binary_join_element_wise("looks like ", looks.filter(pa.array(marked)), "")
-    if findings.action("near_duplicate") == "refuse":
-        return findings.apply(rows, pa.array(marked), "near_duplicate", details), clusters.filter(pa.array(~marked))
-    return findings.apply(rows, pa.array(marked), "near_duplicate", details), clusters
+def _with_flags(facts: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Those of the rows that have flags already."""
+    is_kept = np.zeros(facts.num_rows, bool)
+    is_kept[rows] = True
+    columns = facts.select(["source", "flags", "flag_details"])
+    return columns.filter(pc.and_(pa.array(is_kept), pc.greater(pc.list_value_length(facts["flags"]), 0)))
 
 
-def _twins(rows: pa.Table, thumbnails: ThumbnailFile, max_bits: int) -> near_duplicates.Twins:
-    """Pairs of rows, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
-    sides = np.minimum(rows["width"].to_numpy(), rows["height"].to_numpy())
-    large = np.flatnonzero(sides >= THUMBNAIL_PX)
-    twins = near_duplicates.find_twins(thumbnails.at(rows["place"].to_numpy()[large]), max_bits)
-    return near_duplicates.Twins(large[twins.pairs], twins.correlations)
-
-
-def _like_whom(rows: pa.Table, twins: near_duplicates.Twins, roots: NDArray[np.int64]) -> pa.Array:
-    """(N,) the source of one row that each row looks like, the first by id; its cluster's first where no pair is left."""
-    others = np.where(roots < 0, 0, roots)
-    same = roots[twins.pairs[:, 0]] == roots[twins.pairs[:, 1]]
-    for first, second in ((0, 1), (1, 0)):
-        pairs = twins.pairs[same][::-1]  # the last one written stays: the smallest
-        others[pairs[:, first]] = pairs[:, second]
-    return rows["source"].combine_chunks().take(pa.array(others))
-
-
-def _note_near_conflicts(rows: pa.Table, twins: near_duplicates.Twins, roots: NDArray[np.int64], findings: Findings) -> None:
-    if rows["label"].null_count == rows.num_rows:
-        return
-    labels = rows["label"].combine_chunks().dictionary_encode()
-    codes = np.asarray(labels.indices)
-    pairs = twins.pairs[codes[twins.pairs[:, 0]] != codes[twins.pairs[:, 1]]]
-    pairs = np.concatenate([pairs, pairs[:, ::-1]])
-    _, first = np.unique(pairs[:, 0], return_index=True)
-    mine, other = rows.take(pa.array(pairs[first, 0])), rows.take(pa.array(pairs[first, 1]))
-    details = pc.binary_join_element_wise(mine["label"], " looks like ", other["label"], " of ", other["source"], "")
-    findings.flag(mine["source"], "near_conflict", details)
-
-
-def _ids(rows: pa.Table) -> pa.Array:
-    """The first 32 hex digits of each row's SHA-256."""
-    return pc.utf8_slice_codeunits(_hexadecimal(rows["sha256"]), 0, 32)
-
-
-def _hexadecimal(digests: pa.ChunkedArray) -> pa.Array:
-    """The digests of 32 bytes as text, without a Python object for each."""
-    joined = digests.combine_chunks()
-    values = np.frombuffer(joined.buffers()[1] or b"", np.uint8)[joined.offset * 32 : (joined.offset + len(joined)) * 32]
-    offsets = np.arange(len(joined) + 1, dtype=np.int32) * 64
-    return pa.StringArray.from_buffers(len(joined), pa.py_buffer(offsets), pa.py_buffer(_HEXADECIMAL[values]))
-
-
-def _rows(kept: pa.Table, clusters: pa.Array, findings: Findings) -> pa.Table:
-    hexadecimal = _hexadecimal(kept["sha256"])
-    columns = {name: kept[name] for name in ROWS.names if name in kept.column_names}
-    columns |= {"id": pc.utf8_slice_codeunits(hexadecimal, 0, 32), "sha256": hexadecimal, "cluster": clusters}
-    columns |= {"flags": findings.flags_of(kept["source"])}
-    return pa.table([columns[name] for name in ROWS.names], schema=ROWS)
+def _row_batches(facts: pa.Table, named: Named, findings: Findings) -> Iterator[pa.RecordBatch]:
+    """Batches of ROWS, by id."""
+    for begin in range(0, len(named.rows), _WRITTEN_ROWS):
+        clusters = named.clusters[begin : begin + _WRITTEN_ROWS]
+        kept = gathered(facts, named.rows[begin : begin + _WRITTEN_ROWS])
+        columns = {name: kept[name] for name in ROWS.names if name in kept.column_names}
+        columns |= {"id": ids(kept["sha256"]), "sha256": hexadecimal(kept["sha256"]), "flags": findings.flags_of(kept["source"])}
+        columns |= {"cluster": named.names.take(pa.array(clusters, mask=clusters < 0))}
+        yield from pa.table([columns[name] for name in ROWS.names], schema=ROWS).to_batches()

@@ -53,13 +53,14 @@ class Findings:
         flags = facts["flags"].combine_chunks()
         sources = facts["source"].take(pc.list_parent_indices(flags))
         self._flagged.append(_table(sources, pc.list_flatten(flags), pc.list_flatten(facts["flag_details"].combine_chunks()), "flag"))
-        kept = pa.concat_tables(self._flagged)
-        self._flagged = [kept.filter(pc.is_in(kept["source"], facts["source"].combine_chunks()))]  # a flagged one may be refused later
+        flagged, refused = pa.concat_tables(self._flagged), pa.concat_tables(self._refused)["source"].combine_chunks()
+        self._flagged = [flagged.filter(pc.invert(pc.is_in(flagged["source"], refused)))]  # a flagged one may be refused later
 
     def flags_of(self, sources: pa.ChunkedArray) -> pa.Array:
-        """A list of flags for each of the sources, by name."""
+        """A list of flags for each of the sources, which are a part of the kept ones, by name."""
         table = pa.concat_tables(self._flagged)
-        places = np.asarray(pc.index_in(table["source"], sources.combine_chunks()))
+        places = pc.index_in(table["source"], sources.combine_chunks()).combine_chunks()
+        table, places = table.filter(pc.is_valid(places)), np.asarray(places.drop_null())
         names = table["rule"].combine_chunks()
         order = np.lexsort([np.asarray(pc.rank(names, tiebreaker="dense")), places]) if len(names) else np.zeros(0, np.int64)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=len(sources)))]).astype(np.int32)

@@ -22,7 +22,16 @@ from slipway.data.look_of_bytes import looks_like
 from slipway.data.samples import Fault, RawSample, loaded
 from slipway.errors import ImageError
 from slipway.params import CleanParams
-from slipway.preprocess import UNKNOWN, PixelBuffer, decode_jpeg, decode_with_pillow, flatten
+from slipway.preprocess import (
+    UNKNOWN,
+    PixelBuffer,
+    decode_jpeg,
+    decode_jpeg_grey,
+    decode_jpeg_pixels,
+    decode_with_pillow,
+    flatten,
+    read_jpeg_header,
+)
 
 FACTS = pa.schema(
     [
@@ -42,10 +51,12 @@ FACTS = pa.schema(
         pa.field("height", pa.int32()),
         pa.field("bytes", pa.int64()),
         pa.field("sha256", pa.binary(32)),  # null only where there are no bytes
-        pa.field("pixels", pa.binary(16)),  # digest of size and pixels
+        pa.field("pixels", pa.binary(16)),  # digest of size and pixels; null of a JPEG of which only the luma was decoded
         pa.field("thumbnail", pa.binary(THUMBNAIL_PX**2)),
     ]
 )
+PIXELS = pa.schema([pa.field("source", pa.string(), nullable=False), pa.field("sha256", pa.binary(32)), pa.field("pixels", pa.binary(16))])
+_SMALLEST_GREY_PX = 1 << 14  # of a JPEG smaller than this all colours are decoded at once: luma alone would save little
 _EXTENSIONS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
     **dict.fromkeys((".tif", ".tiff"), "TIFF"),
@@ -63,6 +74,27 @@ _TURNS = {
     7: "mirrored and turned by 90",
     8: "turned by 270",
 }
+
+
+@dataclass(frozen=True)
+class PixelDigester:
+    """A function from samples, which were inspected before, to a batch of PIXELS; picklable."""
+
+    max_pixels: int
+
+    def __call__(self, samples: list[RawSample]) -> pa.RecordBatch:
+        """Digest all pixels of a block of samples, in their order; null where nothing can be decoded any more."""
+        buffer = PixelBuffer()
+        rows = [(sample.source, *self._digests(loaded(sample).payload, buffer)) for sample in samples]
+        columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), PIXELS, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=PIXELS)
+
+    def _digests(self, payload: bytes, buffer: PixelBuffer) -> tuple[bytes, bytes | None]:
+        try:
+            array = decode_jpeg(payload, self.max_pixels, buffer)
+        except ImageError:
+            array = None
+        return hashlib.sha256(payload).digest(), None if array is None else _digest(array, "")
 
 
 @dataclass(frozen=True)
@@ -148,7 +180,7 @@ class _Found(NamedTuple):
 
 class _Picture(NamedTuple):
     shown: NDArray[np.uint8]  # (H, W) grey or (H, W, 4) RGBA as it is seen, transparency laid over white
-    digest: bytes
+    digest: bytes | None
     width: int
     height: int
     image_format: str
@@ -160,9 +192,15 @@ class _Picture(NamedTuple):
 
 
 def _decode(payload: bytes, max_pixels: int, buffer: PixelBuffer) -> _Picture:
-    array = decode_jpeg(payload, max_pixels, buffer)
-    if array is not None:
-        return _Picture(array, _digest(array, ""), array.shape[1], array.shape[0], "JPEG", 1)
+    header = read_jpeg_header(payload, max_pixels)
+    if header is not None:
+        if header.has_luma and header.width * header.height >= _SMALLEST_GREY_PX:
+            array, digest = decode_jpeg_grey(payload, header, buffer), None
+        else:
+            array = decode_jpeg_pixels(payload, header, buffer)
+            digest = None if array is None else _digest(array, "")
+        if array is not None:
+            return _Picture(array, digest, header.width, header.height, "JPEG", 1)
     image, image_format, orientation = decode_with_pillow(payload, max_pixels)
     return _Picture(*_shown_and_digest(image), image.width, image.height, image_format, orientation)
 

@@ -9,6 +9,7 @@ pictures there are, so that the buckets they are looked for in do not grow. What
 crops, borders, captions.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,10 +21,11 @@ from numpy.typing import NDArray
 
 from slipway.cores import num_cores
 from slipway.data.image_quality import THUMBNAIL_PX
+from slipway.data.scratch_tables import scratch_array
 from slipway.data.thumbnails import Thumbnails
 
 MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
-_MIN_UNALIGNED = 0.5  # below it no crop of a twentieth brings two thumbnails into line
+_MIN_UNALIGNED = 0.6  # below it next to no crop of a twentieth brings two thumbnails into line (bench/LOG.md)
 MAX_CLUSTER_SHARE = 0.02  # of all pictures in one cluster; a larger one is taken apart at stricter correlations
 MIN_CLUSTER_LIMIT = 8  # below it no cluster is taken apart
 _STRICTER = (0.96, 0.98, 0.99, 0.995)
@@ -34,9 +36,10 @@ _BANDS = 4
 _BAND_BITS = 16
 _FLIPPED = ((), (0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2))  # of the least certain bits of a band, by rank
 _MOST_BITS = 22  # of the hash that candidates may have to share, in the largest sets
-_MAX_CROWDING = 16.0  # pictures in a bucket, as a picture meets them
+_MAX_CROWDING = 8.0  # pictures in a bucket, as a picture meets them
 _MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
+_COUNTED_ROWS = 1 << 16
 _ROUGH = 1e-3  # more than float32 can be wrong by in a correlation
 _CHUNK_PAIRS = 128  # whose pictures stay in the processor's cache while they are compared
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
@@ -64,6 +67,11 @@ def find_twins(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Twi
     correlations = _correlations(thumbnails, candidates)
     same = correlations >= MIN_CORRELATION
     return Twins(candidates[same], correlations[same])
+
+
+def alike_as_they_are(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Pairs:
+    """Pairs among (N, 256) thumbnails whose hashes differ in at most `max_bits` of 64 without any crop."""
+    return _candidates(hashes(thumbnails, with_crops=False), max_bits) if len(thumbnails) else _NONE
 
 
 def clusters(twins: Twins, num_rows: int) -> NDArray[np.int64]:
@@ -111,16 +119,21 @@ class Hashes:
     weakest: NDArray[np.uint8]  # (N, 4, 4) the four least certain bits of each band, counted from its highest
 
 
-def hashes(thumbnails: NDArray[np.uint8] | Thumbnails) -> Hashes:
+def hashes(thumbnails: NDArray[np.uint8] | Thumbnails, with_crops: bool = True) -> Hashes:
     """Of (N, 256) thumbnails."""
-    parts = [_hash(thumbnails[begin : begin + _CHUNK_ROWS]) for begin in range(0, len(thumbnails), _CHUNK_ROWS)]
-    return Hashes(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
+    weights = _weights() if with_crops else np.ascontiguousarray(_weights()[:, :64])
+    codes = scratch_array((len(thumbnails), weights.shape[1] // 64), np.uint64)
+    weakest = scratch_array((len(thumbnails), _BANDS, 4), np.uint8)
+    for begin in range(0, len(thumbnails), _CHUNK_ROWS):
+        part = slice(begin, begin + _CHUNK_ROWS)
+        codes[part], weakest[part] = _hash(thumbnails[part], weights)
+    return Hashes(codes, weakest)
 
 
-def _hash(thumbnails: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.uint8]]:
+def _hash(thumbnails: NDArray[np.uint8], weights: NDArray[np.float32]) -> tuple[Codes, NDArray[np.uint8]]:
     values = thumbnails.astype(np.float32)
     values -= np.rint(values.mean(axis=1, keepdims=True))
-    frequencies = (values @ _weights()).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
+    frequencies = (values @ weights).reshape(len(values), -1, 64)  # whole numbers below 2^24: exact in float32, in any order
     plain = np.abs(frequencies[:, 0]).reshape(-1, _BANDS, _BAND_BITS)
     weakest = np.argsort(plain, axis=2, kind="stable")[:, :, :4].astype(np.uint8)
     return np.packbits(frequencies > 0, axis=2).view(">u8")[:, :, 0].astype(np.uint64), weakest
@@ -177,11 +190,15 @@ class _Band:
     def __init__(self, plain: Codes, number: int) -> None:
         self.number = number
         turned = self._turned(plain)
-        self.order = np.argsort(turned, kind="stable")
-        self.sorted = turned[self.order]
+        self.order, self.sorted = scratch_array((len(plain),), np.int64), scratch_array((len(plain),), np.uint64)
+        self.order[:] = np.argsort(turned, kind="stable")
+        np.take(turned, self.order, out=self.sorted)
         for num_bits in range(_BAND_BITS, _MOST_BITS + 1):
             self._below = np.uint64(64 - num_bits)
-            sizes = np.bincount((self.sorted >> self._below).astype(np.int64), minlength=1 << num_bits)
+            sizes = np.zeros(1 << num_bits, np.int64)
+            for begin in range(0, len(plain), _COUNTED_ROWS):
+                keys = (self.sorted[begin : begin + _COUNTED_ROWS] >> self._below).astype(np.int64)
+                sizes[keys[0] : keys[-1] + 1] += np.bincount(keys - keys[0])
             if float((sizes * sizes).sum()) <= _MAX_CROWDING * len(plain):
                 break
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -241,22 +258,34 @@ def _codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
 def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> NDArray[np.float64]:
     """(P,) the best correlation of each pair over the crops of either side; once it suffices no further crop is tried."""
 
-    def best_of(begin: int) -> NDArray[np.float64]:
-        part = pairs[begin : begin + _CHUNK_PAIRS]
-        return _best(_centred(thumbnails[part[:, 0]]), _centred(thumbnails[part[:, 1]]))
+    def pictures(chosen: Pairs) -> tuple[Pictures, Pictures]:
+        return _centred(thumbnails[chosen[:, 0]]), _centred(thumbnails[chosen[:, 1]])
 
-    with ThreadPoolExecutor(num_cores()) as threads:
-        return np.concatenate([np.zeros(0), *threads.map(best_of, range(0, len(pairs), _CHUNK_PAIRS))])
+    def unaligned(chosen: Pairs) -> NDArray[np.float64]:
+        return _correlation(*pictures(chosen))
 
+    def aligned(chosen: Pairs) -> NDArray[np.float64]:
+        one, other = pictures(chosen)
+        return _aligned(one, other, _correlation(one, other))
 
-def _best(one: Pictures, other: Pictures) -> NDArray[np.float64]:
-    """The correlations as they are and, of those that a crop may raise to MIN_CORRELATION, over the crops."""
-    best = _correlation(one, other)
+    best = _over_chunks(unaligned, pairs)
     undecided = np.flatnonzero((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
+    best[undecided] = _over_chunks(aligned, pairs[undecided])
+    return best
+
+
+def _over_chunks(function: Callable[[Pairs], NDArray[np.float64]], pairs: Pairs) -> NDArray[np.float64]:
+    chunks = (pairs[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(pairs), _CHUNK_PAIRS))
+    with ThreadPoolExecutor(num_cores()) as threads:
+        return np.concatenate([np.zeros(0), *threads.map(function, chunks)])
+
+
+def _aligned(one: Pictures, other: Pictures, unaligned: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The correlations, raised by the crops of those that a crop may raise to MIN_CORRELATION."""
+    best = unaligned.copy()
     # Most pairs that share a hash by chance go no further than this.
-    coarse = one[undecided].astype(np.float32), other[undecided].astype(np.float32)
-    rough = _over_crops(coarse[0], coarse[1], best[undecided], MIN_CORRELATION - _ROUGH)
-    undecided = undecided[rough >= MIN_CORRELATION - _ROUGH]
+    rough = _over_crops(one.astype(np.float32), other.astype(np.float32), best, MIN_CORRELATION - _ROUGH)
+    undecided = np.flatnonzero(rough >= MIN_CORRELATION - _ROUGH)
     best[undecided] = _over_crops(one[undecided], other[undecided], best[undecided], MIN_CORRELATION)
     return best
 

@@ -6,12 +6,17 @@ Nothing disappears: kept + quarantined == read, split + purged == kept.
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from slipway import files
+from slipway.data.scratch_tables import first_bytes
 from slipway.errors import SchemaError
 
+_GROUP_ROWS = 1 << 17  # of a Parquet file are in memory while it is written
+_HEXADECIMAL = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)  # the two digits of each byte
 ROWS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),  # first 32 hex digits of sha256: stable across machines and names
@@ -65,12 +70,22 @@ PACKED_ROWS = pa.schema(
 )
 
 
+def hexadecimal(digests: pa.ChunkedArray) -> pa.Array:
+    """SHA-256 in 32 bytes as text, without a Python object for each."""
+    offsets = np.arange(len(digests) + 1, dtype=np.int32) * 64
+    return pa.StringArray.from_buffers(len(digests), pa.py_buffer(offsets), pa.py_buffer(_HEXADECIMAL[first_bytes(digests, 32)]))
+
+
+def ids(digests: pa.ChunkedArray) -> pa.Array:
+    """The id of each row, by its SHA-256 in 32 bytes."""
+    return pc.utf8_slice_codeunits(hexadecimal(digests), 0, 32)
+
+
 def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
     """Write `table` atomically; SchemaError if it is not of `schema`."""
     _check(path, table.schema, schema)
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    files.write_bytes(path, memoryview(sink.getvalue()))
+    with files.new_file(path) as file:
+        pq.write_table(table, file, row_group_size=_GROUP_ROWS)
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:

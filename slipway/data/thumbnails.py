@@ -1,12 +1,10 @@
 """The thumbnails of all pictures, in a file without a name: a quarter of a kilobyte each that need not stay in memory.
 
-The file goes with the process, however that ends. The system may take the mapped pages back at any time.
+See `scratch_tables` for what becomes of the file.
 """
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -16,40 +14,37 @@ from numpy.typing import NDArray
 
 from slipway.data.image_quality import THUMBNAIL_PX
 from slipway.data.inspection import FACTS
+from slipway.data.scratch_tables import scratch_file
 
-_FOLDER = Path(".work/clean")
 _BYTES = THUMBNAIL_PX**2
 _COLUMN = FACTS.get_field_index("thumbnail")
-_PLACE = pa.field("place", pa.int64())
 
 
 @contextmanager
 def thumbnail_file() -> Iterator["ThumbnailFile"]:
     """A new one, closed with the block."""
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=_FOLDER) as file:
+    with scratch_file() as file:
         yield ThumbnailFile(file)
 
 
 class ThumbnailFile:
-    """Takes the thumbnails out of batches of FACTS, and gives them back by the place that it wrote into the batch instead."""
+    """Takes the thumbnails out of batches of FACTS, and gives them back by the number of the row."""
 
-    schema = FACTS.set(_COLUMN, _PLACE)
+    schema = FACTS.remove(_COLUMN)
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._count = file, 0
 
     def take_from(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with its column `place` (int64) instead of `thumbnail`."""
+        """The batch without its column `thumbnail`."""
         thumbnails = pc.fill_null(batch.column(_COLUMN), bytes(_BYTES))
         begin = thumbnails.offset * _BYTES
         self._file.write(memoryview(thumbnails.buffers()[1])[begin : begin + len(thumbnails) * _BYTES])
-        places = pa.array(np.arange(self._count, self._count + batch.num_rows))
         self._count += batch.num_rows
-        return batch.set_column(_COLUMN, _PLACE, places)
+        return batch.remove_column(_COLUMN)
 
     def at(self, places: NDArray[np.int64]) -> "Thumbnails":
-        """Those of some places, in their order."""
+        """Those of some rows, counted over all batches, in their order."""
         self._file.flush()
         pixels = np.memmap(self._file, np.uint8, "r", shape=(self._count, _BYTES)) if self._count else np.zeros((0, _BYTES), np.uint8)
         return Thumbnails(pixels, places)
@@ -67,3 +62,7 @@ class Thumbnails:
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
         """(B, 256) of a slice or of row numbers."""
         return np.asarray(self._pixels[self._places[rows]])
+
+    def of(self, rows: NDArray[np.int64]) -> "Thumbnails":
+        """Those of some rows."""
+        return Thumbnails(self._pixels, self._places[rows])

@@ -7,10 +7,10 @@ of the right signature can be exported.
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,28 +26,41 @@ from slipway.bundle import (
     ModelFile,
     OutputContract,
     Provider,
+    Target,
     describe_model,
     write_manifest,
 )
 from slipway.calibration import Answers, Calibration
+from slipway.canary import Canary
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
-from slipway.export.canary import ChosenRows, write_canary
+from slipway.errors import BundleError
+from slipway.export.canary import choose_canary, write_canary
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
 from slipway.export.quantization import largest_batch
-from slipway.export.variants import MEANT_FOR, PRECISION, make_variant, run_in_batches, why_left_out
+from slipway.export.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
 from slipway.input_contract import InputContract, input_name
 from slipway.metrics import Resampling
 from slipway.params import ExportParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
-from slipway.runtime import Runner, open_onnx
+from slipway.runtime import open_onnx
 from slipway.training.calibrated import CalibratedNetwork
 
 WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The same network made smaller, with all that is its own."""
+
+    kind: Literal["structured", "magnitude"]
+    network: CalibratedNetwork
+    weights_sha256: str
+    calibration: Calibration
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ class Trained:
     weights_sha256: str
     calibration: Calibration
     metrics: dict[str, Metric]
+    pruned: Pruned | None = None
 
     @property
     def output(self) -> OutputContract:
@@ -71,11 +85,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """Training rows (rows, ...) as the network takes them, to calibrate on, validation rows to check and choose on, and rows to bundle."""
+    """Training rows (rows, ...) as the network takes them, to calibrate on, and the validation split, to check and choose on."""
 
     calibration: NDArray[Any]
     validation: PackedSplit
-    canary: ChosenRows | None = None
 
 
 def write_bundle(
@@ -96,32 +109,58 @@ def write_bundle(
     """
     fp32 = _export_fp32(trained, rows, params)
     loss = _Loss(fp32, trained, rows.validation, resampling)
+    whole = _Source(trained, fp32, params.goal.max_metric_loss)
+    smaller = _smaller(trained, rows, params, loss) if not OF_PRUNED.keys().isdisjoint(params.variants) else whole
     models: dict[str, ModelFile] = {}
     left_out: dict[str, str] = {}
     attempts: dict[str, list[Attempt]] = {}
     for variant in params.variants:
+        source, made_as = (smaller, OF_PRUNED[variant]) if variant in OF_PRUNED else (whole, variant)
         with tempfile.TemporaryDirectory(dir=root) as scratch:  # the quantizer writes files of its own
             if reason := why_left_out(variant, fp32, Path(scratch)):
                 left_out[variant] = reason
                 continue
-            graph, tried = make_variant(variant, fp32, rows.calibration, Path(scratch), loss, params.goal.max_metric_loss)
+            graph, tried = make_variant(made_as, source.fp32, rows.calibration, Path(scratch), loss, source.budget)
         attempts |= {variant: tried} if len(tried) > 1 else {}
         path = root / f"model_{variant}.onnx"
-        files.write_bytes(path, _described(variant, graph, trained))
-        models[variant] = describe_model(path, PRECISION[variant], MEANT_FOR[variant])
+        files.write_bytes(path, _described(variant, graph, source.trained))
+        calibration = source.trained.calibration if source is not whole else None
+        models[variant] = describe_model(path, PRECISION[variant], _meant_for(variant, trained.pruned), calibration)
     contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
-    precisions: dict[str, str] = {variant: model.precision for variant, model in models.items()}
-    canary = write_canary(
-        root, rows.canary, precisions, lambda variant: _open((root / models[variant].file).read_bytes(), variant), params.max_batch_size
-    )
-    manifest = _manifest(trained, params, models, board, lineage).model_copy(update={"canary": canary})
+    canary = write_canary(root, choose_canary(rows.validation, resampling.seed, params.canary_rows), models, params.max_batch_size)
+    manifest = _manifest(trained, params, models, board, canary, lineage)
     if card is not None:
         text = card(models, board.choice).encode()
         files.write_bytes(root / CARD, text)
         manifest = manifest.model_copy(update={"card_sha256": files.sha256_bytes(text)})
     write_manifest(root, manifest)
     return board
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A network that variants are made of, its fp32 graph, and what they may lose against the trained network."""
+
+    trained: Trained
+    fp32: bytes
+    budget: float
+
+
+def _smaller(trained: Trained, rows: ExportRows, params: ExportParams, loss: "_Loss") -> _Source:
+    """The pruned network. int8 of it may lose as much as the goal allows, and what pruning already lost where that is more."""
+    pruned = trained.pruned
+    if pruned is None:
+        raise BundleError(f"export.variants {params.variants} asks for a pruned network, but there is none. Run `dvc repro prune`.")
+    itself = replace(trained, network=pruned.network, weights_sha256=pruned.weights_sha256, calibration=pruned.calibration)
+    fp32 = _export_fp32(itself, rows, params)
+    return _Source(itself, fp32, max(params.goal.max_metric_loss, loss(fp32)))
+
+
+def _meant_for(variant: str, pruned: Pruned | None) -> list[Target]:
+    """None for a graph whose zeros are computed all the same: nothing is gained by running it."""
+    gains_nothing = variant in OF_PRUNED and pruned is not None and pruned.kind == "magnitude"
+    return [] if gains_nothing else MEANT_FOR[variant]
 
 
 class _Loss:
@@ -165,11 +204,9 @@ def _described(variant: str, graph: bytes, trained: Trained) -> bytes:
     return graph
 
 
-def _open(graph: bytes, variant: str) -> Runner:
-    return open_onnx(graph, variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=0)
-
-
-def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, lineage: Lineage) -> Bundle:
+def _manifest(
+    trained: Trained, params: ExportParams, models: dict[str, ModelFile], board: Leaderboard, canary: Canary | None, lineage: Lineage
+) -> Bundle:
     return Bundle(
         format_version=FORMAT_VERSION,
         task=trained.task,
@@ -179,9 +216,9 @@ def _manifest(trained: Trained, params: ExportParams, models: dict[str, ModelFil
         output_name=trained.output.kind,
         max_batch_size=params.max_batch_size,
         models=models,
+        canary=canary,
         left_out=board.left_out,
         choice=board.choice,
-        canary=None,
         calibration=trained.calibration,
         metrics=trained.metrics,
         card_sha256=None,

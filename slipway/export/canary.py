@@ -1,6 +1,6 @@
 """Which validation rows become canary rows, and the file that carries them with fp32's answers."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import files
+from slipway.bundle import ModelFile
 from slipway.canary import FILE, Canary, CanaryRows, canary_budget, canary_bytes
 from slipway.data.packed import PackedSplit
 from slipway.data.randomness import uniform
 from slipway.export.variants import run_in_batches
-from slipway.runtime import Runner
-
-Open = Callable[[str], Runner]  # by variant
+from slipway.runtime import Runner, open_onnx
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,17 @@ def choose_canary(split: PackedSplit, seed: int, num_rows: int) -> ChosenRows | 
     return ChosenRows([split.ids[row] for row in chosen], split.inputs[chosen])
 
 
-def write_canary(root: Path, chosen: ChosenRows | None, precisions: dict[str, str], open_variant: Open, batch_size: int) -> Canary | None:
-    """Answer the rows with every variant, write the file, and what `bundle.json` says of it; None where no rows were chosen."""
+def write_canary(root: Path, chosen: ChosenRows | None, models: Mapping[str, ModelFile], batch_size: int) -> Canary | None:
+    """Answer the rows with every graph in `root`, write the file, and what `bundle.json` says of it; None where no rows were chosen."""
     if chosen is None:
         return None
-    answers = {variant: run_in_batches(open_variant(variant), chosen.inputs, batch_size) for variant in precisions}
+    answers = {variant: run_in_batches(_open(root, variant, model), chosen.inputs, batch_size) for variant, model in models.items()}
     payload = canary_bytes(CanaryRows(chosen.ids, chosen.inputs, answers["fp32"]))
     files.write_bytes(root / FILE, payload)
-    budgets = {variant: canary_budget(answers[variant], answers["fp32"], precision) for variant, precision in precisions.items()}
+    budgets = {variant: canary_budget(answers[variant], answers["fp32"], model.precision) for variant, model in models.items()}
     return Canary(file=FILE, sha256=files.sha256_bytes(payload), bytes=len(payload), rows=len(chosen.ids), budgets=budgets)
+
+
+def _open(root: Path, variant: str, model: ModelFile) -> Runner:
+    graph = (root / model.file).read_bytes()
+    return open_onnx(graph, variant=variant, precision=model.precision, provider="cpu", num_threads=0)

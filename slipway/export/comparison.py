@@ -141,6 +141,8 @@ class Comparison:
         return {name: self._change(name, self._origin, outputs) for name in compared_metrics(self.rows.task)}
 
     def _change(self, metric: str, before: NDArray[np.float32], after: NDArray[np.float32]) -> Metric:
+        if _are_alike(metric, before, after):  # in every resample: nothing to draw, which takes seconds for many rows
+            return Metric(value=0.0, low=0.0, high=0.0, confidence=self._resampling.confidence, rows=len(before))
         found = paired_difference(self.rows.task, metric, self.rows.targets, before, after, self._resampling)
         return Metric(value=found.difference, low=found.low, high=found.high, confidence=found.confidence, rows=found.rows)
 
@@ -249,6 +251,13 @@ class _Distances:
 
     def checks(self) -> list[BatchCheck]:
         return [run.check(run.batch_size) for run in self.runs if run.batch_size is not None]
+
+
+def _are_alike(metric: str, before: NDArray[np.float32], after: NDArray[np.float32]) -> bool:
+    """Whether `metric` cannot tell the answers from each other."""
+    if metric in ("accuracy", _PER_CLASS):
+        return bool((before.argmax(axis=1) == after.argmax(axis=1)).all())
+    return bool((before == after).all())
 
 
 def _beyond(distances: _Distances, allowed: Allowed, noise: float) -> list[str]:

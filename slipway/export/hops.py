@@ -101,6 +101,9 @@ class HopRunner:
             return failed(name, requested, str(error), self.torch[0].name), None
         return self._comparison.against(name, requested, measured, self.torch, self._tolerance(requested.variant)), measured
 
+    def _open_onnx_tensorrt(self, variant: str, engine: Path, cache: Path) -> Runner:
+        return open_onnx_tensorrt(self._bundle, variant, read_request(engine).profile, cache, num_threads=0)
+
     def _measure(self, runner: Runner, requested: Execution) -> Measurement:
         """Columns in the network's order. fp32 promises the same answers in any batch, so it answers in several sizes."""
         rows, manifest, largest = self._comparison.rows, self._bundle.manifest, self._bundle.manifest.max_batch_size
@@ -109,9 +112,6 @@ class HopRunner:
         runs = [*small, BatchAnswers(largest, measured.outputs, measured.scores)]
         ordered = tuple(replace(run, outputs=in_order_of(rows.classes, manifest.output.labels, run.outputs)) for run in runs)
         return replace(measured, outputs=ordered[-1].outputs, batches=ordered)
-
-    def _open_onnx_tensorrt(self, variant: str, engine: Path, cache: Path) -> Runner:
-        return open_onnx_tensorrt(self._bundle, variant, read_request(engine).profile, cache, num_threads=0)
 
     def _onnx_opener(self, requested: Execution) -> Callable[[], Runner]:
         return lambda: open_onnx(
@@ -158,7 +158,8 @@ def in_small_batches(runner: Runner, inputs: Inputs, largest_batch: int, seconds
 
 
 def _run_for(seconds: float, runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
-    end, answers = time.monotonic() + seconds, []
+    end = time.monotonic() + seconds
+    answers: list[Answers] = []
     for start in range(0, len(inputs), batch_size):
         if answers and time.monotonic() >= end:
             break

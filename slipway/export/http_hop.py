@@ -108,6 +108,7 @@ class ServiceClient:
         self._client = httpx.Client(base_url=url, trust_env=False, timeout=30.0, limits=limits)
         self._bundle = bundle
         self._classes = classes
+        self._calibration = bundle.manifest.calibration
 
     def __enter__(self) -> "ServiceClient":
         return self
@@ -116,7 +117,7 @@ class ServiceClient:
         self._client.close()
 
     def choice(self) -> ServiceChoice:
-        """What the service runs; ParityError if `/model` is not understood or speaks of another bundle."""
+        """What the service runs, whose calibration is the measure of its answers; ParityError if `/model` is of another bundle or form."""
         card = self._ask("/model", self._client.build_request("GET", "/model"))
         try:
             execution, found = card["execution"], card["model_version"]
@@ -125,6 +126,7 @@ class ServiceClient:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ParityError(f"/model does not say what the service runs ({error!r}). Serve with the same Slipway version.") from error
         self._check_version(found, "/model")
+        self._calibration = self._bundle.manifest.calibration_of(behind.variant)
         return ServiceChoice(
             requested=Execution(backend="http", **asked), actual=behind.model_copy(update={"backend": "http"}), behind=behind
         )
@@ -183,7 +185,7 @@ class ServiceClient:
         return answer
 
     def _columns(self, answer: dict[str, Any]) -> NDArray[np.float32]:
-        score, calibration = np.float32(answer["outlier_score"]), self._bundle.manifest.calibration
+        score, calibration = np.float32(answer["outlier_score"]), self._calibration
         if answer["is_outlier"] is not bool(calibration.is_outlier(score)):
             raise ValueError("outlier_score and is_outlier do not go together")
         if not self._classes:

@@ -232,7 +232,7 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
 def _files(models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]) -> str:
     lines = ["| Variant | File | Size | Precision | Meant for |", "|---|---|---|---|---|"]
     lines += [
-        f"| {variant} | `{model.file}` | {size(model.bytes)} | {model.precision} | {', '.join(model.meant_for)} |"
+        f"| {variant} | `{model.file}` | {size(model.bytes)} | {model.precision} | {', '.join(model.meant_for) or 'nothing'} |"
         for variant, model in models.items()
     ]
     chosen = [f"On {provider} the service's `auto` takes `{found.variant}`. {found.reason}" for provider, found in choice.items()]

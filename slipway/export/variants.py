@@ -29,13 +29,24 @@ from slipway.preprocess import image_array
 from slipway.reports.leaderboard_page import Attempt
 from slipway.runtime import Runner
 
-PRECISION: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "int8": "int8", "int8_dynamic": "int8", "int8_tensorrt": "int8"}
+PRECISION: dict[str, Precision] = {
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "int8": "int8",
+    "int8_dynamic": "int8",
+    "int8_tensorrt": "int8",
+    "pruned": "fp32",
+    "pruned_int8": "int8",
+}
+OF_PRUNED = {"pruned": "fp32", "pruned_int8": "int8"}  # as which variant each is made, of the pruned network
 MEANT_FOR: dict[str, list[Target]] = {
     "fp32": ["cpu", "cuda", "tensorrt"],
     "fp16": ["cuda", "tensorrt"],
     "int8": ["cpu"],
     "int8_dynamic": ["cpu"],
     "int8_tensorrt": ["tensorrt"],
+    "pruned": ["cpu", "cuda"],
+    "pruned_int8": ["cpu"],
 }
 LARGEST_FP16 = 65504.0  # IEEE 754 binary16
 
@@ -167,4 +178,6 @@ def _batches(rows: Inputs, batch_size: int) -> Iterator[NDArray[Any]]:
 def _advice(variant: str) -> str:
     if variant == "fp16":
         return "Take 'fp16' out of export.variants, or train again."
+    if variant == "pruned":
+        return "Lower prune.share, raise prune.epochs, or take 'pruned' out of export.variants."
     return f"Raise export.calibration_rows, or take {variant!r} out of export.variants."

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway import runtime
-from slipway.bundle import SCORE_NAME, LoadedBundle
+from slipway.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.calibration import Answers
 from slipway.certificate import Certificate, Execution
 from slipway.errors import BundleError, ParityError, SlipwayError, UnavailableError
@@ -150,7 +150,7 @@ class Replay:
     def _recorded(self) -> Hop:
         request = self._request
         try:
-            told = outputs_of(request.answers, self._bundle.manifest)
+            told = outputs_of(request.answers, self._manifest_of(request.execution))
         except ParityError as error:
             return Hop("recorded", "parted", detail=str(error))
         for name, numbers in told.items():
@@ -163,11 +163,16 @@ class Replay:
             return Hop("service", "not_executed", detail="no --url was given")
         try:
             execution = served_execution(self._places.url, self._bundle)
-            return self._against_same("service", ask_again(self._places.url, self._request, self._bundle.manifest), execution)
+            return self._against_same("service", ask_again(self._places.url, self._request, self._manifest_of(execution)), execution)
         except UnavailableError as error:
             return Hop("service", "not_executed", detail=str(error))
         except ParityError as error:
             return Hop("service", "parted", detail=str(error))
+
+    def _manifest_of(self, execution: Execution) -> Bundle:
+        """With the calibration that answers of this variant are held to."""
+        manifest = self._bundle.manifest
+        return manifest.model_copy(update={"calibration": manifest.calibration_of(execution.variant)})
 
     def _against_same(self, name: str, answer: Answer, execution: Execution) -> Hop:
         """What a service answered, against the runtime that it says it ran; where that is not here, as one variant against another."""

@@ -51,8 +51,8 @@ class Worth:
     def losses(self) -> Float:
         """(N,) 1 where the label is wrong, else 0; or the absolute error."""
         if self.before is not None:
-            return (self.answers.outputs.argmax(axis=1) != self.targets).astype(np.float64)
-        return np.abs(self.answers.outputs[:, 0].astype(np.float64) - self.targets)
+            return np.asarray(self.answers.outputs.argmax(axis=1) != self.targets, dtype=np.float64)
+        return np.asarray(np.abs(self.answers.outputs[:, 0].astype(np.float64) - self.targets))
 
     def content(self) -> dict[str, Any]:
         """For `metrics/evaluate.json`: flat keys, which DVC shows, and a list with the intervals, which it skips."""

@@ -20,7 +20,7 @@ def calibration_section(worth: Worth) -> Section:
     """Tiles, the reliability diagram of classes, and the error among the rows that are answered first."""
     boxes = tiles([_tile(worth, name, metric) for name, metric in worth.metrics.items()])
     charts = [_risk(worth)] if worth.before is None else [_reliability(worth), _risk(worth)]
-    return Section("What the answers are worth", join([boxes, paragraph(_asked(worth), "note"), beside(charts)]))
+    return Section("What the answers are worth", join([boxes, paragraph(in_words(worth), "note"), beside(charts)]))
 
 
 def _tile(worth: Worth, name: str, metric: Metric) -> tuple[str, str, str]:
@@ -28,7 +28,8 @@ def _tile(worth: Worth, name: str, metric: Metric) -> tuple[str, str, str]:
     return _NAMES[name].format(what=what), number(metric.value), interval(metric)
 
 
-def _asked(worth: Worth) -> str:
+def in_words(worth: Worth) -> str:
+    """What was fitted and on how many rows, and what they were too few for."""
     conformal, outlier = worth.calibration.conformal, worth.calibration.outlier
     if worth.before is not None:
         made = f'Logits are divided by the temperature {number(worth.calibration.temperature)}; "before" is without it'
@@ -56,10 +57,9 @@ def _reliability(worth: Worth) -> Html:
 
 
 def _risk(worth: Worth) -> Html:
-    lines = []
+    lines = [Series("score", *(axis.tolist() for axis in worth.risk_curve(worth.answers.scores)))]
     if worth.before is not None:
         lines.append(Series("confidence", *(axis.tolist() for axis in worth.risk_curve(-worth.answers.outputs.max(axis=1)))))
-    lines.append(Series("score", *(axis.tolist() for axis in worth.risk_curve(worth.answers.scores))))
     what = "error rate" if worth.before is not None else "mean absolute error"
     first = "those with the lowest outlier score first"
     if len(lines) > 1:

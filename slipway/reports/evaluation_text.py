@@ -1,6 +1,7 @@
 """What `evaluate` prints: headline numbers, the slices that are worse, and how far from the released model."""
 
 from slipway.metrics import why_absent
+from slipway.reports.calibration_section import in_words
 from slipway.reports.console import interval, number, text_table
 from slipway.reports.evaluation import Evaluation, headlines
 from slipway.reports.release_comparison import ReleasedComparison
@@ -21,6 +22,7 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
     ]
     rows = [[name, number(metric.value), interval(metric), str(metric.rows)] for name, metric in first]
     lines = [text_table(["metric", "value", "interval", "rows"], rows, "  ")]
+    lines += [f"  {in_words(evaluation.worth)}"] if evaluation.worth else []
     lines += [f"  no {name}: {reason}" for name, reason in absent.items()]
     lines += _slices(evaluation.slices) if evaluation.slices else []
     lines += _released(evaluation.released) if evaluation.released else []

@@ -47,7 +47,7 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
     hops = certificate.hops
     compared = [hop for hop in hops if hop.reference and hop.rows]
     sections = [
-        _verdict(certificate, len(answered.ids), answered.task),
+        _verdict(certificate, len(answered.ids), is_classification(answered.task)),
         Section("How far from the trained network", _difference_bars(compared)),
         _agreement(hops, answered.task),
         _changes(hops, certificate.metric),
@@ -62,15 +62,16 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
     return page("Certificate: from the trained network to live HTTP", about, sections)
 
 
-def _verdict(certificate: Certificate, num_rows: int, task: Task) -> Section:
+def _verdict(certificate: Certificate, num_rows: int, has_labels: bool) -> Section:
     hops = certificate.hops
     executed = [hop for hop in hops if hop.actual is not None]
     agreeing, flipped = sum(hop.status == "agrees" for hop in executed), {row for hop in hops for row in hop.flipped}
+    flips = ("Labels that flip", str(len(flipped)), f"of {num_rows} rows, in any hop")
     boxes = tiles(
         [
             ("Verdict", certificate.status, f"bundle {certificate.bundle_digest[:12]}"),
             ("Hops that agree", f"{agreeing} of {len(executed)}", f"{len(hops) - len(executed)} not executed here"),
-            *([("Labels that flip", str(len(flipped)), f"of {num_rows} rows, in any hop")] if is_classification(task) else []),
+            flips if has_labels else ("Test rows", str(num_rows), "through each hop"),
             ("Largest difference", _largest(hops), "torch to ONNX fp32 on the CPU"),
         ]
     )
@@ -84,7 +85,7 @@ def _verdict(certificate: Certificate, num_rows: int, task: Task) -> Section:
 
 def _largest(hops: Sequence[Hop]) -> str:
     found = [hop.max_difference for hop in hops if hop.name == "onnxruntime/cpu/fp32"]
-    return number(found[0]) if found and found[0] is not None else "none"
+    return _or_infinite(found[0]) if found else "none"
 
 
 def _difference_bars(compared: Sequence[Hop]) -> Html:

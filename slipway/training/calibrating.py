@@ -19,7 +19,7 @@ from slipway.params import EvaluateParams
 from slipway.training.features import telling_layer
 from slipway.training.networks import Network
 from slipway.training.outlier_score import OutlierScore, digest, fit_outlier_score
-from slipway.training.prediction import RawAnswers, predict_raw
+from slipway.training.prediction import predict_raw
 from slipway.training.row_selection import select
 
 _MOST_TRAINING_ROWS = 4096  # behind the outlier score; more cost time and change little
@@ -32,14 +32,11 @@ class FittedCalibration:
     calibration: Calibration
     score: OutlierScore
 
-    def apply(self, network: Network, raw: RawAnswers) -> Answers:
-        """What the exported graph answers: probabilities (N, K), softmax in float64, or values (N, 1); scores (N,)."""
-        outputs = raw.answers
-        if is_classification(network.spec.task):
-            outputs = softmax(outputs.astype(np.float64) / self.calibration.temperature).astype(np.float32)
-        with torch.inference_mode():
-            scores: NDArray[np.float32] = self.score(torch.from_numpy(raw.features)).numpy()
-        return Answers(outputs, scores)
+    def apply(self, network: Network, raw: Answers) -> Answers:
+        """Logits (N, K) to probabilities, softmax in float64; values (N, 1) as they are; what the exported graph answers."""
+        if not is_classification(network.spec.task):
+            return raw
+        return raw._replace(outputs=softmax(raw.outputs.astype(np.float64) / self.calibration.temperature).astype(np.float32))
 
 
 class Calibrator:
@@ -50,22 +47,23 @@ class Calibrator:
         self._layer = telling_layer(network.eval().cpu(), example)
         self._network, self._params, self._seed, self._device = network, params, seed, device
 
-    def predict(self, inputs: Inputs) -> RawAnswers:
-        """Logits or values, and the features that the outlier score is made of."""
-        return predict_raw(self._network, self._layer, inputs, self._params.batch_size, self._device)
+    def predict(self, inputs: Inputs, score: OutlierScore) -> Answers:
+        """Logits (N, K) or values (N, 1), and outlier scores (N,)."""
+        return Answers(*predict_raw(self._network, self._layer, inputs, self._params.batch_size, self._device, score))
 
     def fit(self, train: PackedSplit, val: PackedSplit) -> FittedCalibration:
         """From training rows for the score, and validation rows for everything else."""
-        score = fit_outlier_score(self._layer, self.predict(self._training_rows(train)).features)
-        raw, is_fitted = self.predict(val.inputs), fitting_half(val.keys, self._seed)
+        known = predict_raw(self._network, self._layer, self._training_rows(train), self._params.batch_size, self._device)
+        score = fit_outlier_score(self._layer, known.features)
+        raw, is_fitted = self.predict(val.inputs, score), fitting_half(val.keys, self._seed)
         temperature = 1.0
         if is_classification(self._network.spec.task) and self._params.calibration == "temperature":
-            temperature = fit_temperature(raw.answers[is_fitted], val.targets[is_fitted])
-        held_out = RawAnswers(raw.answers[~is_fitted], raw.features[~is_fitted])
+            temperature = fit_temperature(raw.outputs[is_fitted], val.targets[is_fitted])
+        held_out = Answers(raw.outputs[~is_fitted], raw.scores[~is_fitted])
         return self._with_thresholds(temperature, score, held_out, val.targets[~is_fitted])
 
     def _with_thresholds(
-        self, temperature: float, score: OutlierScore, held_out: RawAnswers, targets: NDArray[np.float64]
+        self, temperature: float, score: OutlierScore, held_out: Answers, targets: NDArray[np.float64]
     ) -> FittedCalibration:
         params, rows = self._params, len(targets)
         conformal = Conformal(coverage=params.coverage, threshold=None, rows=rows)

@@ -11,30 +11,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytorch_lightning as pl
 from numpy.typing import NDArray
 
 from slipway import files
-from slipway.contract import is_classification
 from slipway.data.audit_folds import AUDITED, audit_folds
 from slipway.data.augmentation import open_augmented
 from slipway.data.packed import PackedSplit, open_split, read_manifest
-from slipway.errors import SchemaError, UnavailableError
+from slipway.errors import SchemaError
 from slipway.params import AuditParams, TrainParams
-from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
-from slipway.training.batches import ValidationBatches, cut_step, training_loader, validation_loader
 from slipway.training.fingerprint import code_of_stage, take_fingerprint
 from slipway.training.job import TrainingData, drawn_network, network_spec
-from slipway.training.module import TrainingModule
 from slipway.training.networks import Network, TrainingSetup
 from slipway.training.offline_copies import original_rows
 from slipway.training.prediction import predict
 from slipway.training.pretrained import pretrained_file
-from slipway.training.processes import leave_signals_alone
 from slipway.training.progress import silence_chatter
 from slipway.training.row_selection import select
-from slipway.training.strategies import Machine, Placement, place, requested_setup, this_machine
-from slipway.training.weight_average import WeightAverage
+from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
+from slipway.training.strategies import Placement, place, requested_setup
 
 
 @dataclass(frozen=True)
@@ -103,8 +97,8 @@ def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table
 
     ParamsError, UnavailableError as for a training; DataError where the rows have no such folds, SchemaError where others are packed.
     """
-    params = train.model_copy(update={"epochs": audit.epochs, "strategy": "single", "offload": "none", "devices": 1, "num_nodes": 1})
-    placement = place(params, _one_process())
+    params = train.model_copy(update={"epochs": audit.epochs, **ONE_PROCESS})
+    placement = place(params, one_process("an audit", "audit"))
     manifest = read_manifest(paths.packed)
     plan, copies = open_augmented(paths.augmented, manifest)
     learnt, val = (open_split(paths.packed, manifest, split) for split in AUDITED)
@@ -118,14 +112,6 @@ def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table
     }
     data = TrainingData(manifest, [learnt, copies] if copies else [learnt], val, plan)
     return FoldTraining(seed, params, requested_setup(train), placement, data, folds, files.digest_json(depends_on)[:16])
-
-
-def _one_process() -> Machine:
-    machine = this_machine()
-    if machine.launch and machine.launch.world_size > 1:
-        started = f"{machine.launch.launcher} started {machine.launch.world_size}"
-        raise UnavailableError(f"an audit is one process, but {started}. Run `dvc repro audit` without it.")
-    return machine
 
 
 def predict_out_of_fold(training: FoldTraining, folder: Path) -> NDArray[np.float32]:
@@ -155,44 +141,10 @@ def _answers_of_fold(training: FoldTraining, fold: int, folder: Path) -> NDArray
 
 
 def _train(training: FoldTraining, data: TrainingData, name: str, folder: Path) -> Network:
-    params, placement = training.params, training.placement
-    network = drawn_network(training.seed, params, network_spec(params, data.manifest))
-    prepare_process(params, placement, network)
-    shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
-    classes, on_gpu = is_classification(data.manifest.task), placement.accelerator == "gpu"
-    batches = training_batches(data, shape, 0, training.seed, on_gpu=on_gpu)
-    watched = ValidationBatches(data.val, params.max_batch_per_device, 1, 0, classes=classes)
-    averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
-    trainer = pl.Trainer(
-        **step_arguments(params, placement, shape, folder),
-        max_epochs=params.epochs,
-        callbacks=[SetupCheck(placement), *freezing(network, params), *averages, _Lines(name)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-    )
-    leave_signals_alone(trainer)
-    trainer.fit(
-        training_module(network, params, training.seed, data, batches),
-        training_loader(batches, params.num_workers, pin_memory=on_gpu),
-        validation_loader(watched, params.num_workers, pin_memory=on_gpu),
-    )
-    for average in averages:
-        average.replace_weights()
+    network = drawn_network(training.seed, training.params, network_spec(training.params, data.manifest))
+    printer = EpochPrinter(name, "the fold")
+    train_short(network, training.seed, training.params, training.placement, data, [printer], folder)
     return network
-
-
-class _Lines(pl.Callback):
-    """Prints each epoch of a fold as it ends. Nothing is chosen by these numbers."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, TrainingModule)
-        loss, accuracy = pl_module.epoch_metrics["train/loss"], pl_module.epoch_metrics["val/accuracy"]
-        epoch = f"epoch {trainer.current_epoch + 1:>{len(str(trainer.max_epochs))}}/{trainer.max_epochs}"
-        print(f"{self._name}  {epoch}  train loss {loss:.4f}  accuracy on the fold {accuracy:.4f}", flush=True)
 
 
 def _write_array(path: Path, array: NDArray[np.float32]) -> None:

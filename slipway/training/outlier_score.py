@@ -20,7 +20,7 @@ from slipway.errors import IntegrityError, SchemaError
 
 _MOST_DIRECTIONS = 64
 _FURTHEST = 1e6  # a feature beyond counts as there: squares have to stay finite, and the service answers no infinity
-_LEAST_SHARE = 1e-6  # of the mean variance; what never varied must not count without bound
+_LEAST_SHARE = 1e-4  # of the mean variance: what varies less is rounding, by which runtimes differ
 _FIX = "Run `dvc repro evaluate`."
 _NAMES = ("centre", "directions", "inverse_deviations", "inverse_rest")
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from slipway.calibration_fitting import softmax
 from slipway.contract import is_classification
@@ -21,7 +22,7 @@ class RawAnswers(NamedTuple):
     """What a network answers before it is calibrated."""
 
     answers: NDArray[np.float32]  # (N, K) logits, or (N, 1) values
-    features: NDArray[np.float32]  # (N, D) what the asked layer took
+    features: NDArray[np.float32]  # (N, D) what the asked layer took, or (N,) the scores of it
 
 
 def default_device() -> str:
@@ -39,12 +40,18 @@ def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> N
     return softmax(answers).astype(np.float32) if is_classification(network.spec.task) else answers
 
 
-def predict_raw(network: Network, layer: str | None, inputs: Inputs, batch_size: int, device: str) -> RawAnswers:
-    """The same before the softmax, with the features that `layer` takes; none where it is None."""
+def predict_raw(
+    network: Network, layer: str | None, inputs: Inputs, batch_size: int, device: str, score: nn.Module | None = None
+) -> RawAnswers:
+    """The same before the softmax, with the features that `layer` takes; none where it is None.
+
+    With a `score` its numbers are kept instead of the features, which of many rows take much memory.
+    """
     network.eval().to(device)
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         starts = range(0, len(inputs), batch_size)
-        parts = [_answer(network, layer, inputs[start : start + batch_size], device) for start in starts]
+        made = (score or nn.Identity()).to(device)
+        parts = [_answer(network, layer, made, inputs[start : start + batch_size], device) for start in starts]
     answers, features = (np.concatenate(part) for part in zip(*parts, strict=True))
     wrong = ~np.isfinite(answers).all(axis=1)
     if wrong.any():
@@ -55,8 +62,8 @@ def predict_raw(network: Network, layer: str | None, inputs: Inputs, batch_size:
     return RawAnswers(answers, features)
 
 
-def _answer(network: Network, layer: str | None, rows: NDArray[Any], device: str) -> RawAnswers:
+def _answer(network: Network, layer: str | None, made: nn.Module, rows: NDArray[Any], device: str) -> RawAnswers:
     """(B, ...) -> (B, K), (B, D); the copy is because torch takes no read-only memory map."""
     taken = torch.from_numpy(np.array(rows)).to(device)
     answer, features = (network(taken), torch.empty(len(taken), 0)) if layer is None else answer_and_features(network, layer, taken)
-    return RawAnswers(answer.float().cpu().numpy(), features.cpu().numpy())
+    return RawAnswers(answer.float().cpu().numpy(), made(features).cpu().numpy())

@@ -1,7 +1,7 @@
 """Small pictures and params for the tests of the data room."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
+from slipway.contract import Task
+from slipway.data.cleaning import Cleaned, clean_samples, collect, digest_pixels
+from slipway.data.digests import DigestList
 from slipway.data.samples import RawSample
 from slipway.files import sha256_bytes
-from slipway.params import DataParams
+from slipway.params import CleanParams, DataParams
 from slipway.preprocess import ImageContract
 from tests.project_params import PROJECT, clean_params
 
@@ -47,6 +50,31 @@ def data_params(path: Path, **changes: Any) -> DataParams:
 def sample(source: str, payload: bytes, label: str | None = None, target: float | None = None, group: str | None = None) -> RawSample:
     """A raw sample that was read without a fault."""
     return RawSample(source, payload, label, target, group, None)
+
+
+Read = Callable[[Collection[str] | None], Iterable[RawSample]]
+
+
+def cleaned_by(
+    read: Read,
+    params: CleanParams,
+    task: Task,
+    num_workers: int = 1,
+    classes: Iterable[str] | None = None,
+    digests: DigestList | None = None,
+) -> Cleaned:
+    """What the stage makes of the samples that `read` gives: all of them, or those with some sources."""
+
+    def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
+        return digest_pixels(read(wanted), params, num_workers)
+
+    return collect(clean_samples(read(None), params, num_workers, classes), params, task, again, digests)
+
+
+def from_memory(samples: Iterable[RawSample]) -> Read:
+    """Reads these samples."""
+    held = list(samples)
+    return lambda wanted: [sample for sample in held if wanted is None or sample.source in wanted]
 
 
 def write_parquet(path: Path, payloads: Sequence[bytes | None], labels: list[Any], **columns: list[Any]) -> Path:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from slipway.contract import Task
 from slipway.data.clean_report import CleanReport
-from slipway.data.cleaning import Cleaned, check_usable, clean_samples, collect
+from slipway.data.cleaning import Cleaned, check_usable
 from slipway.data.image_report import image_report
 from slipway.data.look_of_bytes import looks_like
 from slipway.data.rules import IMAGE_RULES
@@ -16,14 +16,14 @@ from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError
 from slipway.params import CleanParams
 from slipway.preprocess import FORMATS
-from tests.data.pictures import CLEAN, encode, picture, pixels, sample
+from tests.data.pictures import CLEAN, cleaned_by, encode, from_memory, picture, pixels, sample
 from tests.project_params import PROJECT, clean_params
 
 
 def clean(
     *samples: RawSample, params: CleanParams = CLEAN, task: Task = "image_classification", num_workers: int = 1, classes: Any = None
 ) -> Cleaned:
-    return collect(clean_samples(samples, params, num_workers, classes), params, task)
+    return cleaned_by(from_memory(samples), params, task, num_workers, classes)
 
 
 def summary_of(cleaned: Cleaned, task: Task = "image_classification", params: CleanParams = CLEAN) -> CleanReport:

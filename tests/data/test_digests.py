@@ -1,17 +1,18 @@
 """The user's own digests: every file that is altered, gone or not listed is named, and the list itself is checked."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from slipway.data.cleaning import Cleaned, clean_samples, collect
+from slipway.data.cleaning import Cleaned
 from slipway.data.digests import read_digests
 from slipway.data.sources import read_samples
 from slipway.errors import DataError
 from slipway.files import sha256_bytes
 from slipway.params import DataParams
-from tests.data.pictures import data_params, picture, write_folder, write_parquet
+from tests.data.pictures import cleaned_by, data_params, picture, write_folder, write_parquet
 from tests.project_params import clean_params
 
 
@@ -26,7 +27,7 @@ def _data(tmp_path: Path) -> DataParams:
 def clean(data: DataParams) -> Cleaned:
     params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), "off"))
     listed = read_digests(Path(str(data.digests)), Path(data.path))
-    return collect(clean_samples(read_samples(data, read_files=False), params, 1), params, data.task, listed)
+    return cleaned_by(partial(read_samples, data, read_files=False), params, data.task, digests=listed)
 
 
 def refused(cleaned: Cleaned) -> dict[str, str]:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.contract import Task
-from slipway.data.cleaning import Cleaned, clean_samples, collect
+from slipway.data.cleaning import Cleaned
 from slipway.data.image_quality import measure
 from slipway.data.samples import RawSample
 from slipway.params import CleanParams
-from tests.data.pictures import encode, picture, sample
+from tests.data.pictures import cleaned_by, encode, from_memory, picture, sample
 from tests.project_params import clean_params
 
 
@@ -30,7 +30,7 @@ def plain(level: int, **options: Any) -> Image.Image:
 
 
 def clean(samples: list[RawSample], params: CleanParams, task: Task = "image_classification", classes: Any = None) -> Cleaned:
-    return collect(clean_samples(samples, params, 1, classes), params, task)
+    return cleaned_by(from_memory(samples), params, task, classes=classes)
 
 
 def shifted(level: int) -> Image.Image:

@@ -54,7 +54,7 @@ def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_bef
     lines = [line for line in commands(readme) if line.startswith("dvc ")]
     outputs = {line: finished.shell(line) for line in lines}
     ran = re.findall(r"Running stage '(\w+)'", outputs["dvc exp run -S train.learning_rate=0.01"])
-    assert [stage for stage in ran if stage != "audit"] == ["train", "evaluate", "export", "compile", "verify"]
+    assert [stage for stage in ran if stage != "audit"] == ["train", "evaluate", "prune", "export", "compile", "verify"]
     table = next(output for line, output in outputs.items() if line.startswith("dvc exp show"))
     assert "learning_rate" in table
     assert "0.01" in table

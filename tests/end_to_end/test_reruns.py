@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 # One key of each kind: read by one stage, by several, by an early one, by a late one.
 READERS: dict[str, tuple[Any, set[str]]] = {
-    "seed": (8, {"split", "augment", "audit", "train", "evaluate", "export", "verify"}),
+    "seed": (8, {"split", "augment", "audit", "train", "evaluate", "prune", "export", "verify"}),
     "data.engine": ("ray", {"clean", "precompute"}),
-    "data.image_column": ("picture", {"clean", "precompute", "verify"}),  # those that read raw bytes
+    "data.image_column": ("picture", {"clean", "precompute", "evaluate", "verify"}),  # those that read raw bytes
     "data.split_column": ("part", {"clean", "split"}),
     "clean.blur_variance": (21.0, {"clean"}),
     "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
@@ -26,9 +26,10 @@ READERS: dict[str, tuple[Any, set[str]]] = {
     "precompute.image_size_px": (20, {"precompute"}),
     "augment.rotation_deg": (5.0, {"augment"}),
     "audit.epochs": (3, {"audit"}),
-    "train.learning_rate": (0.001, {"audit", "train"}),
-    "evaluate.batch_size": (64, {"evaluate"}),
-    "evaluate.confidence": (0.9, {"evaluate", "verify"}),
+    "train.learning_rate": (0.001, {"audit", "train", "prune"}),
+    "evaluate.batch_size": (64, {"evaluate", "prune"}),
+    "evaluate.confidence": (0.9, {"evaluate", "prune", "export", "verify"}),
+    "prune.epochs": (3, {"prune"}),
     "export.calibration_rows": (16, {"export"}),
     "compile.workspace_mib": (512, {"compile"}),
     "verify.timing_rounds": (6, {"verify"}),

@@ -21,7 +21,6 @@ from slipway.calibration import Calibration, read_calibration, write_calibration
 from slipway.contract import Task
 from slipway.data.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
 from slipway.export.bundling import ExportRows, Trained, write_bundle
-from slipway.export.canary import choose_canary
 from slipway.export.graph import torch_answers
 from slipway.export.leaderboard import Effort
 from slipway.export.lineage import trace_lineage
@@ -122,6 +121,8 @@ def _make_project(root: Path, task: Task) -> Project:
     _train(project, manifest)
     _calibrate(project)
     _write_metrics(project)
+    (root / "artifacts/pruned").mkdir()
+    files.write_json(root / "artifacts/pruned/model.json", {"format_version": 1, "kind": "none"})
     _write_reports(project)
     _export(project)
     return project
@@ -246,7 +247,6 @@ def _export(project: Project) -> None:
     content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     params = parse_params(content)
-    validation = project.split("val")
-    rows = ExportRows(project.split("train").inputs[:], validation, choose_canary(validation, params.seed, 20))
+    rows = ExportRows(project.split("train").inputs[:], project.split("val"))
     with files.new_directory(project.bundle_root) as folder:
         write_bundle(folder, trained(project), rows, params.export, RESAMPLING, trace_lineage({}, []), QUICK)

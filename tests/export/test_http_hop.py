@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.bundle import LoadedBundle
+from slipway.bundle import LoadedBundle, load_bundle, write_manifest
 from slipway.certificate import Execution
 from slipway.data.samples import Fault, RawSample
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import TestRows
 from slipway.export.http_hop import Payload, ServiceClient, original_payloads, row_payloads
-from tests.calibrations import described
+from tests.calibrations import CALIBRATION, described
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 
 ACTUAL = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
@@ -99,6 +99,24 @@ def test_every_answer_lies_in_its_own_row_whatever_the_order_of_the_data(tmp_pat
     assert measured.alone.scores.tolist() == [content[0] / 8 for content in PAYLOADS]
     assert measured.alone.latency_ms > 0
     assert measured.alone.rows_per_second > 0
+
+
+def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path: Path) -> None:
+    """The twin is the client before it knows what the service runs: it takes the bundle's."""
+    plain = write_small_bundle(tmp_path)
+    wide = CALIBRATION.model_copy(update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": 0.0})})
+    models = {name: model.model_copy(update={"calibration": wide}) for name, model in plain.manifest.models.items()}
+    write_manifest(tmp_path, plain.manifest.model_copy(update={"models": models}))
+
+    def answer(content: bytes, version: str) -> dict[str, Any]:
+        return described(answer_to(content, version), score=0.5, calibration=wide)
+
+    payload = Payload(0, "0", PAYLOADS[0], "image/png")
+    with service(load_bundle(tmp_path), answer=answer) as client:
+        with pytest.raises(ParityError, match="not of the form"):
+            client.predict(payload)
+        client.choice()
+        assert client.predict(payload)[-1] == 0.5
 
 
 def test_the_service_says_what_it_was_asked_for_and_what_it_runs(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ ROWS = GENERATOR.normal(size=(80, WIDTH)).astype(np.float32)
 
 def mlp(largest_dead_weight: float = 1.0) -> bytes:
     """Two layers, Gemm and MatMul; the first never answers in one column, which the second has the largest weights for."""
-    inner, outer = (GENERATOR.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 4 for _ in range(2))
+    inner, outer = ((GENERATOR.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in range(2))
     inner[:, 0] = 0
     outer[0] = largest_dead_weight
     nodes = [

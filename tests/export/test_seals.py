@@ -1,9 +1,11 @@
 """One flipped bit in a bundle, an engine or a certificate, in any of their files, and the service refuses."""
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from serving.model import ServedModel, load_model
@@ -15,6 +17,7 @@ from slipway.errors import BundleError, CertificateError, SlipwayError
 from slipway.export.certification import make_certificate
 from slipway.export.comparison import failed
 from slipway.passport import PASSPORT, Profile, write_engine
+from slipway.runtime import open_onnx
 from tests.export.conftest import Project
 from tests.export.small_bundle import passport_for
 
@@ -51,7 +54,7 @@ def flip(path: Path, bit: int) -> None:
 def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_files_are_not(sealed: Path) -> None:
     assert accept(sealed).version
     generator, paths = np.random.default_rng(0), sorted(path for path in sealed.rglob("*") if path.is_file())
-    assert {path.name for path in paths} == {"bundle.json", "canary.npz", "certificate.json", "passport.json", "engine.plan", *GRAPHS}
+    assert {path.name for path in paths} == {"bundle.json", "certificate.json", "passport.json", "engine.plan", "canary.npz", *GRAPHS}
     accepted, flipped = [], set()
     for number in range(1000):
         path = paths[number % len(paths)]
@@ -106,3 +109,25 @@ def test_what_json_alone_takes_is_no_certificate(sealed: Path, odd: str) -> None
     path.write_text(path.read_text().replace('"draft"', odd).replace('"certified"', odd))
     with pytest.raises(CertificateError, match="was altered"):
         read_certificate(path)
+
+
+def test_a_graph_that_keeps_weights_in_another_file_is_refused_though_its_digest_fits(sealed: Path) -> None:
+    """What is beside a model is in no digest; a graph that is loaded from bytes takes nothing from there."""
+    path = sealed / "bundle/model_fp32.onnx"
+    graph = path.read_bytes()
+    onnx.save_model(
+        onnx.load_model_from_string(graph),
+        path,
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+        convert_attribute=False,
+    )
+    assert (sealed / "bundle/weights.bin").exists()
+    content = json.loads((sealed / "bundle/bundle.json").read_text())
+    content["models"]["fp32"]["sha256"] = files.sha256_file(path)
+    files.write_json(sealed / "bundle/bundle.json", content)
+    outside = load_bundle(sealed / "bundle").model_bytes("fp32")
+    with pytest.raises(BundleError, match="cannot load the fp32 graph"):
+        open_onnx(outside, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    assert open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1)

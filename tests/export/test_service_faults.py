@@ -72,7 +72,7 @@ def _table_rows() -> tuple[TestRows, NDArray[np.float32]]:
 
 def _rows(task: Task, inputs: NDArray[Any]) -> TestRows:
     names = [f"row{number}" for number in range(len(inputs))]
-    return TestRows(task, LABELS, names, names, inputs, np.arange(len(inputs)) % 3.0)
+    return TestRows(task, LABELS, names, names, inputs, (np.arange(len(inputs)) % 3).astype(np.float64))
 
 
 def _payloads(rows: TestRows, is_table: bool) -> Iterator[Payload]:

@@ -65,7 +65,12 @@ def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(proj
     assert bundle.manifest.canary is not None
     assert bundle.manifest.canary.rows == NUM_ROWS["val"]
     assert set(bundle.manifest.canary.budgets) == set(bundle.manifest.models)
-    assert json.loads((project / "metrics/verify.json").read_text())["certified"] == 1
+    metrics = json.loads((project / "metrics/verify.json").read_text())
+    assert metrics["certified"] == 1
+    assert {"accuracy_change", "accuracy_change_low", "accuracy_change_high"} <= set(metrics["hops"][-1])
+    assert [(check.batch_size, check.rows) for check in hops["onnxruntime/cpu/fp32"].batches] == [(1, 41), (2, 41), (7, 41), (32, 41)]
+    assert hops["http"].max_score_difference == 0.0
+    assert "No hop differs by more than verify allows." in (project / "reports/verify.html").read_text()
     assert bundle.manifest.lineage.params["export"]["max_batch_size"] == 32
     assert bundle.manifest.lineage.digests["artifacts/checkpoint/weights.safetensors"]
     assert not list(project.rglob("*.partial"))
@@ -84,6 +89,7 @@ def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(p
     assert certificate.status == "refused"
     assert certificate.hops[-1].name == "http"
     assert certificate.hops[-1].status == "not_executed"
+    assert "The first bad hop is onnxruntime/cpu/fp32" in (project / "reports/verify.html").read_text()
 
 
 def test_an_altered_model_byte_stops_verify_and_leaves_no_certificate(project: Path) -> None:
@@ -105,7 +111,13 @@ def test_an_export_that_fails_leaves_the_old_bundle_as_it_was(project: Path) -> 
     assert result.returncode == 1
     assert "metrics/evaluate.json" in result.stderr
     assert load_bundle(project / "artifacts/bundle").digest == before
-    assert sorted(path.name for path in (project / "artifacts").iterdir()) == ["bundle", "checkpoint"]
+    assert sorted(path.name for path in (project / "artifacts").iterdir()) == [
+        "bundle",
+        "calibration.json",
+        "checkpoint",
+        "outlier_score.safetensors",
+        "pruned",
+    ]
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU with TensorRT")

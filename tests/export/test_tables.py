@@ -54,7 +54,11 @@ def params_for(task: Task) -> Params:
     content["evaluate"] |= {"gates": gate, "bootstrap_samples": 100}
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 256}
     content["compile"] |= {"optimal_batch_size": 8}
-    content["verify"] |= {"timing_rounds": 3, "max_metric_loss": {"fp16": 0.004, "int8": 0.02, "int8_dynamic": 0.02, "int8_tensorrt": 0.02}}
+    content["verify"] |= {
+        "batch_seconds": 1,
+        "timing_rounds": 3,
+        "max_metric_loss": {"fp16": 0.004, "int8": 0.02, "int8_dynamic": 0.02, "int8_tensorrt": 0.02},
+    }
     return parse_params(content)
 
 
@@ -72,7 +76,7 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     write_packed_table(tmp_path / "data/packed", task, NUM_ROWS)
     write_split_rows(tmp_path / "data")
     write_plan(tmp_path / "data/augmented", plan_from_params(params.augment, params.seed))
-    for stage in ("train", "evaluate", "export", "compile"):
+    for stage in ("train", "evaluate", "prune", "export", "compile"):
         run_stage(tmp_path, stage)
     monkeypatch.chdir(tmp_path)
 

@@ -178,7 +178,8 @@ def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Proj
         assert floats == {onnx.TensorProto.FLOAT}, variant
         runner = open_onnx(bundle.model_bytes(variant), variant=variant, precision=PRECISION[variant], provider="cpu", num_threads=1)
         found = run_in_batches(runner, images, 16).scores
-        assert np.abs(found - expected).mean() < {"fp32": 1e-5, "fp16": 0.01}.get(variant, 0.1) * expected.mean(), variant
+        assert np.abs(found - expected).mean() < {"fp32": 1e-5, "fp16": 0.01}.get(variant, 0.25) * expected.mean(), variant
+        assert np.corrcoef(found, expected)[0, 1] > 0.8, variant
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The page of what clean found: everything counted is on it, nothing is loaded from elsewhere, and tables do without pictures."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,11 @@ import pytest
 from PIL import Image
 
 from slipway.data.clean_report import CleanReport, Clusters, ColumnSummary, Example, RuleCount, target_summary
-from slipway.data.cleaning import clean_samples, collect
 from slipway.data.image_report import image_report
 from slipway.data.sources import read_samples
 from slipway.reports.clean_page import MAX_PICTURES, clean_page, shown_sources
 from slipway.reports.clean_pictures import pictures_of
-from tests.data.pictures import data_params, encode, picture, write_folder
+from tests.data.pictures import cleaned_by, data_params, encode, picture, write_folder
 from tests.project_params import clean_params
 
 
@@ -82,7 +82,7 @@ def test_clusters_are_shown_where_they_are_kept(tmp_path: Path, choice: str, sho
     copy = encode(smooth.resize((80, 80), Image.Resampling.BICUBIC))
     data = data_params(write_folder(tmp_path / "images", {"cat": [encode(smooth), copy], "dog": [picture(1, 40)]}))
     params = clean_params(rules={"near_duplicate": choice})
-    found = image_report(collect(clean_samples(read_samples(data, read_files=False), params, 1), params, data.task), params, data)
+    found = image_report(cleaned_by(partial(read_samples, data, read_files=False), params, data.task), params, data)
     assert (found.clusters is not None) == shown
     assert ("2 kept rows are in one cluster." in clean_page(found, {})) == shown
 
@@ -97,7 +97,7 @@ def test_the_page_says_what_it_leaves_out_and_where_it_is() -> None:
 def test_the_pictures_are_those_of_the_samples(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", {"cat": [picture(0, 40), picture(1, 40)[:-300]], "dog": [picture(0, 40), picture(2, 40)]})
     data, params = data_params(root), clean_params(rules={"conflicting_label": "flag"})
-    found = image_report(collect(clean_samples(read_samples(data, read_files=False), params, 1), params, data.task), params, data)
+    found = image_report(cleaned_by(partial(read_samples, data, read_files=False), params, data.task), params, data)
     pictures = pictures_of(found, data, 10_000)
     assert found.refused["truncated"].count == 1
     assert "cat/1.png" not in pictures  # nothing to show of it but its name

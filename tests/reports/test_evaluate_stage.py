@@ -53,6 +53,7 @@ def test_a_classification_writes_every_output(project: Project, capsys: pytest.C
     assert "What the answers are worth" in evaluate.PAGE.read_text()
     printed = capsys.readouterr().out
     assert "21 test rows" in printed
+    assert "Too few rows for evaluate.outlier_share 0.01: no row is called an outlier" in printed
     assert "0.7619" in printed
 
 

@@ -15,6 +15,7 @@ from serving.front import PASSED_ON, Front
 from serving.inference import Inference
 from serving.responses import ERRORS
 from slipway.preprocess import array_from_bytes
+from tests.calibrations import CALIBRATION
 from tests.serving.bundles import CLASS_FIELDS, CONTRACT, LABELS, VALUE_FIELDS, certify, log_of_mean, picture, probabilities, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, run
@@ -247,6 +248,7 @@ def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings
 def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         card = (await client.get("/model")).json()
+        assert card["calibration"] == CALIBRATION.model_dump(mode="json")
         assert card["execution"]["requested"] == {"provider": "cpu", "variant": "auto"}
         assert card["execution"]["actual"]["variant"] == "fp32"
         assert card["labels"] == LABELS

@@ -64,6 +64,12 @@ def newer_format(root: Path) -> None:
     (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 4}))
 
 
+def older_format(root: Path) -> None:
+    content = json.loads((root / "bundle/bundle.json").read_text())
+    del content["calibration"]
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 2}))
+
+
 def other_bundle(root: Path) -> None:
     certify(root / "certificate.json", write_bundle(root / "other", max_batch_size=4))
 
@@ -83,6 +89,7 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
         (newer_format, BundleError, "format version 4"),
+        (older_format, BundleError, "format version 2, this Slipway reads version 3"),
         (lambda root: (root / "certificate.json").unlink(), CertificateError, "nothing proves this bundle"),
         (lambda root: (root / "certificate.json").write_text("[]"), CertificateError, "format version"),
         (other_bundle, CertificateError, "the certificate is for bundle"),
@@ -216,6 +223,27 @@ def test_auto_serves_what_export_chose_and_the_card_says_why(certified: Path, ma
     assert model.card()["choice"]["cpu"]["max_metric_loss"] == 0.005
     named = load_model(make_settings(provider="cpu", variant="fp32")).selection
     assert (named.actual.variant, named.why) == ("fp32", "asked for by name")
+
+
+@pytest.mark.parametrize(("variant", "num_inside", "is_outlier"), [("int8", 3, False), ("fp32", 1, True)])
+def test_a_variant_with_a_calibration_of_its_own_answers_by_it(
+    certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_outlier: bool
+) -> None:
+    """The twin is fp32 of the same bundle: the bundle's sets have labels from 0.25 on, and its outliers begin at 0.75."""
+    plain = bundle_with_variants(certified / "bundle").manifest
+    own = plain.calibration.model_copy(
+        update={
+            "conformal": plain.calibration.conformal.model_copy(update={"threshold": 0.01}),
+            "outlier": plain.calibration.outlier.model_copy(update={"threshold": 5.0}),
+        }
+    )
+    models = plain.models | {"int8": plain.models["int8"].model_copy(update={"calibration": own})}
+    hops = [hop(variant="fp32"), hop(variant="int8")]
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", models=models), hops)
+    model = load_model(make_settings(provider="cpu", variant=variant))
+    answer = model.answer(np.array([0.8, 0.15, 0.05], dtype=np.float32), np.float32(2.0))
+    assert (len(answer["prediction_set"]), answer["is_outlier"]) == (num_inside, is_outlier)
+    assert model.card()["calibration"] == (own if variant == "int8" else plain.calibration).model_dump(mode="json")
 
 
 @pytest.mark.parametrize("status", ["differs", "not_executed"])

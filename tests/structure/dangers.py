@@ -6,6 +6,7 @@ A name in a comment or a text is no danger, an alias (`from torch import load as
 import ast
 import io
 import pickletools
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,12 +83,21 @@ def file_dangers(path: Path) -> str | None:
     if path.suffix in SUFFIXES:
         return f"{path.suffix} is what pickles are called"
     if payload.startswith(_ZIP):
-        return "a zip archive, as torch.save writes"
+        return _archive_danger(payload)
     if payload.startswith(_GZIP):
         return "compressed, as joblib writes"
     if payload.startswith(b"\x93NUMPY"):
         return _array_danger(payload)
     return "a pickle" if _is_pickle(payload) else None
+
+
+def _archive_danger(payload: bytes) -> str | None:
+    """None for what `np.savez` writes: arrays and nothing else."""
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        members = [archive.read(name) for name in archive.namelist() if name.endswith(".npy")]
+        if not members or len(members) < len(archive.namelist()):
+            return "a zip archive, as torch.save writes"
+    return next((danger for danger in map(_array_danger, members) if danger), None)
 
 
 def _array_danger(payload: bytes) -> str | None:

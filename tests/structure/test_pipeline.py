@@ -13,7 +13,7 @@ from tests.structure.closure import RUNS_USERS_CODE, USERS_CODE, closure, stage_
 # The keys of `data` that decide which bytes a row's `source` stands for (tests/data/test_sources.py shows it). What else `data` says of
 # a row is in `rows.parquet`, on which a stage that reads raw bytes again depends as well.
 SAY_WHICH_BYTES = {"data.task", "data.image_column"}
-STAGES = ["clean", "split", "precompute", "augment", "audit", "train", "evaluate", "export", "compile", "verify"]
+STAGES = ["clean", "split", "precompute", "augment", "audit", "train", "evaluate", "prune", "export", "compile", "verify"]
 
 
 @pytest.fixture(name="pipeline")

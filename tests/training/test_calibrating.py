@@ -1,6 +1,7 @@
 """From a network to a calibrated one: which rows are used for what, and what the outlier score sees."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,12 +80,12 @@ def test_none_leaves_the_temperature_at_one(classifier: Network) -> None:
 def test_a_number_gets_an_interval_and_no_temperature() -> None:
     trained = network("image_regression")
     val = split(1, np.random.default_rng(1).normal(size=NUM_ROWS))
-    found = fit(trained, val).calibration
-    raw = Calibrator(trained, PROJECT.evaluate, SEED, "cpu").predict(val.inputs)
+    fitted = fit(trained, val)
+    found, raw = fitted.calibration, Calibrator(trained, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score)
     assert found.temperature == 1.0
     assert found.conformal.threshold is not None
     held = ~fitting_half(val.keys, SEED)
-    inside = np.abs(raw.answers[held, 0] - val.targets[held]) <= found.conformal.threshold
+    inside = np.abs(raw.outputs[held, 0] - val.targets[held]) <= found.conformal.threshold
     assert 0.9 <= inside.mean() < 0.93
 
 
@@ -94,7 +95,7 @@ def test_torch_answers_what_was_fitted(classifier: Network, tmp_path: Path) -> N
     whole = calibrated(classifier, fitted.calibration, tmp_path / "score.safetensors")
     with torch.inference_mode():
         outputs, scores = whole(torch.from_numpy(val.inputs[:]))
-    expected = fitted.apply(classifier, Calibrator(classifier, PROJECT.evaluate, SEED, "cpu").predict(val.inputs))
+    expected = fitted.apply(classifier, Calibrator(classifier, PROJECT.evaluate, SEED, "cpu").predict(val.inputs, fitted.score))
     assert np.allclose(outputs, expected.outputs, atol=1e-6)
     assert np.allclose(scores, expected.scores, rtol=1e-5)
     assert 0.5 < expected.scores.mean() < 1.5
@@ -176,7 +177,7 @@ def test_the_last_layer_is_the_one_that_is_called_last() -> None:
 def test_networks_of_timm_show_what_their_last_layer_takes(name: str, layer: str) -> None:
     import timm
 
-    sized = {"img_size": 32} if name.startswith("vit") else {}
+    sized: dict[str, Any] = {"img_size": 32} if name.startswith("vit") else {}
     module = timm.create_model(name, pretrained=False, num_classes=3, **sized).eval()
     images = torch.randn(2, 3, 32, 32)
     assert last_layer(module, images[:1]) == layer

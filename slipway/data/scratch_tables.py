@@ -1,0 +1,102 @@
+"""Tables in files without a name: written batch by batch, and read as if they lay in memory.
+
+A file goes with the process, however that ends. The system may take the mapped pages back at any time.
+"""
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_FOLDER = Path(".work/clean")
+_BATCH_ROWS = 1 << 14
+_SMALLEST_FILE_BYTES = 1 << 20
+
+
+def scratch_file() -> IO[bytes]:
+    """A new file without a name."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryFile(dir=_FOLDER)
+
+
+def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """An array to fill; a large one lies in a file."""
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if num_bytes < _SMALLEST_FILE_BYTES:
+        return np.empty(shape, dtype)
+    with scratch_file() as file:
+        file.truncate(num_bytes)
+        if hasattr(os, "posix_fallocate"):  # or a full disk would end the process when the array is filled
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """The batches, in order, as a table in a file."""
+    with scratch_file() as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            for batch in _large(batches, schema):
+                writer.write_batch(batch)
+        file.flush()
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content))).read_all()
+
+
+def _large(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same rows in few batches, since each batch costs memory for its own description."""
+    held: list[pa.RecordBatch] = []
+    num_rows = 0
+    for batch in batches:
+        held.append(batch)
+        num_rows += batch.num_rows
+        if num_rows >= _BATCH_ROWS:
+            yield _joined(held, schema)
+            held, num_rows = [], 0
+    if num_rows:
+        yield _joined(held, schema)
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
+
+
+def gathered(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Some rows of a table of many batches, in the order of `rows`. (Arrow's own `take` would first copy all batches into one.)"""
+    batches = table.to_batches()
+    ends = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    order = np.argsort(rows, kind="stable")
+    rising = rows[order]
+    cuts = np.searchsorted(rising, ends)
+    parts = [
+        batch.take(pa.array(rising[begin:end] - first))
+        for batch, first, begin, end in zip(batches, ends[:-1], cuts[:-1], cuts[1:], strict=True)
+        if begin < end
+    ]
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return pa.Table.from_batches(parts, table.schema).combine_chunks().take(pa.array(back))
+
+
+def first_bytes(column: pa.ChunkedArray, num_bytes: int) -> NDArray[np.uint8]:
+    """(N, num_bytes) of a column of at least as many bytes in each row; without meaning where the row is null."""
+    width = column.type.byte_width
+    found = np.empty((len(column), num_bytes), np.uint8)
+    begin = 0
+    for chunk in column.chunks:
+        values = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, width)
+        found[begin : begin + len(chunk)] = values[chunk.offset : chunk.offset + len(chunk), :num_bytes]
+        begin += len(chunk)
+    return found
+
+
+def numbers(column: pa.ChunkedArray) -> NDArray[np.int32]:
+    """(N,) of a column of 32-bit numbers, 0 where it is null."""
+    return np.concatenate([np.zeros(0, np.int32), *(pc.fill_null(chunk, 0).to_numpy() for chunk in column.chunks)])

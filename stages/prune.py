@@ -1,0 +1,38 @@
+"""prune: a smaller network from the trained one, where `prune.kind` asks for it; `export` makes variants of it."""
+
+from pathlib import Path
+
+from slipway import files
+from slipway.command import run_stage
+from slipway.params import Params
+
+CHECKPOINT = Path("artifacts/checkpoint")
+PACKED = Path("data/packed")
+AUGMENTED = Path("data/augmented")
+PRUNED = Path("artifacts/pruned")
+REPORT = Path("reports/prune.json")
+
+
+def run(params: Params) -> None:
+    """Prune, fine-tune and calibrate, or write down that it was not asked for."""
+    if params.prune.kind != "none":
+        _prune(params)
+        return
+    with files.new_directory(PRUNED) as folder:
+        files.write_json(folder / "model.json", {"format_version": 1, "kind": "none"})
+    files.write_json(REPORT, {"kind": "none"})
+    print("no pruned network was asked for: prune.kind is none")
+
+
+def _prune(params: Params) -> None:
+    from slipway.training.pruned import save_pruned
+    from slipway.training.pruning_run import PrunePaths, prune
+
+    found = prune(params.seed, params.train, params.prune, params.evaluate, PrunePaths(CHECKPOINT, PACKED, AUGMENTED))
+    save_pruned(PRUNED, found.card, found.weights, found.fitted.score)
+    files.write_json(REPORT, found.report())
+    print(found.text())
+
+
+if __name__ == "__main__":
+    run_stage(run)
