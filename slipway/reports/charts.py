@@ -105,16 +105,24 @@ def _legend(name: str, style: str, right_of_it: Sequence[str]) -> str:
     return f'<line class="line {style}" x1="{x}" y1="10" x2="{x + 16}" y2="10"/><text x="{x + 22}" y="14">{escape(name)}</text>'
 
 
+def _tick_text(tick: float) -> str:
+    """Short enough to stand beside the next: 0.005, 250, 500k, 1.5M."""
+    for unit, word in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(tick) >= unit:
+            return f"{tick / unit:g}{word}"
+    return f"{tick:g}"
+
+
 def _svg(frame: _Frame, marks: Sequence[str], x_label: str, y_label: str) -> Html:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     down = [
         f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{frame.y(tick)}" y2="{frame.y(tick)}"/>'
-        f'<text x="{_LEFT - 8}" y="{frame.y(tick)}" dy="4" text-anchor="end">{tick:g}</text>'
+        f'<text x="{_LEFT - 8}" y="{frame.y(tick)}" dy="4" text-anchor="end">{_tick_text(tick)}</text>'
         for tick in frame.y_ticks
     ]
     anchors = ["middle"] * (len(frame.x_ticks) - 1) + ["end"]  # the last would stick out of the picture
     along = [
-        f'<text x="{frame.x(tick)}" y="{bottom + 18}" text-anchor="{anchor}">{tick:g}</text>'
+        f'<text x="{frame.x(tick)}" y="{bottom + 18}" text-anchor="{anchor}">{_tick_text(tick)}</text>'
         for tick, anchor in zip(frame.x_ticks, anchors, strict=True)
     ]
     names = [

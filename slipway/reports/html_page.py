@@ -73,7 +73,7 @@ svg .ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
 .heat th { padding: 0 .35rem; }
 .heat th[scope=row] { text-align: right; }
 .heat td { background: color-mix(in srgb, var(--cell, var(--bad)) var(--strength), var(--ground)); }
-@media (max-width: 40rem) { td, td.number, th { white-space: normal; padding-right: .6rem; } }
+@media (max-width: 40rem) { td, td.number, th { white-space: normal; padding-right: .6rem; } td.words { min-width: 8rem; } }
 @media (max-width: 32rem) { .heat td, .heat th { min-width: 1.6rem; height: 1.7rem; border-width: 1px; font-size: .75rem; } }
 .range { position: relative; display: block; width: 9rem; height: .9rem; }
 .range i, .range b, .range u { position: absolute; background: var(--mark); }

@@ -191,6 +191,13 @@ def test_a_histogram_has_one_bar_for_each_filled_bin_as_high_as_its_count() -> N
     assert heights[0] == pytest.approx(3 * heights[1], abs=0.2)
 
 
+def test_large_numbers_on_an_axis_are_short_enough_for_their_place() -> None:
+    root = xml.etree.ElementTree.fromstring(charts.residuals([0.0, 550_000.0], [-350_000.0, 1.0], "target", "error"))
+    texts = [text.text for text in root.iter("text")]
+    assert {"600k", "-400k", "0"} <= set(texts)
+    assert max(len(text) for text in texts if text and text[-1] == "k") <= 5
+
+
 @pytest.mark.parametrize("values", [[], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_numbers_that_cannot_be_drawn_are_refused(values: list[float]) -> None:
     with pytest.raises(MetricError, match="finite"):
