@@ -44,7 +44,7 @@ def run(params: Params) -> None:
         weights_sha256=card.weights_sha256,
         calibration=calibration,
         metrics=read_metrics(METRICS),
-        pruned=smaller and Pruned(smaller.kind, load_pruned(PRUNED, smaller), smaller.weights_sha256, smaller.calibration),
+        pruned=Pruned(smaller.kind, load_pruned(PRUNED, smaller), smaller.weights_sha256, smaller.calibration) if smaller else None,
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)

@@ -100,7 +100,7 @@ def smallest_masked(network: Network, share: float) -> dict[str, Tensor]:
     sizes = torch.cat([value.abs().flatten() for value in weights.values()])
     mask = torch.ones(len(sizes), dtype=torch.bool)
     mask[torch.argsort(sizes, stable=True)[: round(share * len(sizes))]] = False
-    parts = mask.split([value.numel() for value in weights.values()])
+    parts = torch.split(mask, [value.numel() for value in weights.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(weights.items(), parts, strict=True)}
 
 
@@ -160,7 +160,8 @@ def _tensors(node: Node) -> list[Node]:
 
 def _norms(tensor: Tensor) -> Tensor:
     """(C, ...) -> (C,) L2 norms."""
-    return tensor.reshape(len(tensor), -1).norm(dim=1)
+    norms: Tensor = torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1)
+    return norms
 
 
 def _why_nothing(name: str, share: float, num_chains: int) -> str:
