@@ -123,7 +123,7 @@ def _make_project(root: Path, task: Task) -> Project:
     _write_metrics(project)
     (root / "artifacts/pruned").mkdir()
     files.write_json(root / "artifacts/pruned/model.json", {"format_version": 1, "kind": "none"})
-    _write_reports(project)
+    write_reports(project.root, NUM_ROWS)
     _export(project)
     return project
 
@@ -223,14 +223,14 @@ def trained(project: Project) -> Trained:
     return Trained(network, project.task, CONTRACT, card.network.classes, card.weights_sha256, project.calibration(), metrics)
 
 
-def _write_reports(project: Project) -> None:
+def write_reports(root: Path, num_rows: dict[str, int]) -> None:
     """What clean and split tell of the rows, as far as a model card repeats it."""
-    total = sum(NUM_ROWS.values())
+    total = sum(num_rows.values())
     refused = {"exact_duplicate": {"count": 2, "examples": []}}
     clean = {"read": total + 2, "kept": total, "refused": refused, "flagged": {}, "not_checked": {"blurred": "clean.rules.blurred is off"}}
-    split = {"splits": {name: {"rows": rows} for name, rows in NUM_ROWS.items()}, "leaks": {"rows": 0}}
-    files.write_json(project.root / "reports/clean.json", clean)
-    files.write_json(project.root / "reports/split.json", split)
+    split = {"splits": {name: {"rows": rows} for name, rows in num_rows.items()}, "leaks": {"rows": 0}}
+    files.write_json(root / "reports/clean.json", clean)
+    files.write_json(root / "reports/split.json", split)
 
 
 def _write_metrics(project: Project) -> None:

@@ -34,6 +34,7 @@ from slipway.training.calibrated import calibrated as calibrated_as
 from slipway.training.networks import NetworkSpec, TableNetwork, build_network, load_network
 from slipway.training.tabm_network import RowEncoding
 from tests.calibrations import CALIBRATION, calibrated
+from tests.export.conftest import write_reports
 from tests.packed_rows import write_split_rows
 from tests.packed_tables import fit_contract, write_packed_table
 from tests.project_params import NO_AUGMENTATION
@@ -75,6 +76,7 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json")))
     write_packed_table(tmp_path / "data/packed", task, NUM_ROWS)
     write_split_rows(tmp_path / "data")
+    write_reports(tmp_path, NUM_ROWS)
     write_plan(tmp_path / "data/augmented", plan_from_params(params.augment, params.seed))
     for stage in ("train", "evaluate", "prune", "export", "compile"):
         run_stage(tmp_path, stage)
