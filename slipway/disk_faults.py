@@ -33,7 +33,7 @@ def try_to_write(folders: Iterable[Path]) -> None:
             with tempfile.TemporaryFile(dir=folder) as file:  # without a name where the file system can do that
                 file.write(bytes(_TRIED_BYTES))
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(folder)) from error
+            raise OSError(error.errno, error.strerror, str(folder.absolute())) from error
 
 
 def disk_fault(error: BaseException) -> str | None:

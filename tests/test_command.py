@@ -85,4 +85,4 @@ def test_a_disk_that_refuses_is_told_before_the_work_begins(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(ran) == 1
-    assert "error: artifacts: File too large." in capsys.readouterr().err
+    assert f"error: {tmp_path / 'artifacts'}: File too large." in capsys.readouterr().err
