@@ -23,10 +23,18 @@ OWN = {  # what a stage may have replaced, file by file, before it met the fault
     "precompute": ("data/packed",),
     "augment": ("data/augmented", "reports/augment.png"),
     "train": ("artifacts/checkpoint", "metrics/train.json", "reports/live"),
-    "evaluate": ("artifacts/predictions", "metrics/evaluate", "reports/evaluate", "reports/confusion", "reports/slices"),
-    "export": ("artifacts/bundle",),
+    "evaluate": (
+        "artifacts/predictions",
+        "metrics/evaluate",
+        "reports/evaluate",
+        "reports/confusion",
+        "reports/slices",
+        "artifacts/calibration",
+        "artifacts/outlier_score",
+    ),
+    "export": ("artifacts/bundle", "reports/leaderboard"),
     "compile": ("artifacts/engine",),
-    "verify": ("artifacts/certificate", "metrics/verify"),
+    "verify": ("artifacts/certificate", "metrics/verify", "reports/verify"),
 }
 SIZE_MIB = 96
 UNPRIVILEGED = "setpriv --inh-caps=-all --bounding-set=-dac_override,-dac_read_search,-fowner"
