@@ -7,6 +7,7 @@ import re
 
 PATTERNS = (
     r"test_disks\.py::test_a_disk_that_refuses.*-(nearly full|with a limit)",
+    r"test_disks\.py::test_a_disk_that_refuses.*(split|precompute|augment|evaluate|compile|verify)-full",
     r"test_disks\.py::test_a_disk_that_refuses.*\[(?!train)\w+-(read-only|without)",
     r"test_faults\.py::test_a_rank_that_fails.*\[(1:segfault|1:exit|1:memory|1:disk|0:error|0:memory|0:host memory)",
     r"test_faults\.py::test_torchrun.*\[(0:kill|1:error|1:memory)",
@@ -22,7 +23,7 @@ PATTERNS = (
     r"test_run\.py::test_a_killed_deepspeed_training.*\[deepspeed_stage_2-none",
     r"test_other_processes\.py::test_two_processes_killed.*\[deepspeed_stage_(1|3)",
     r"test_other_processes\.py::test_one_process_two.*\[deepspeed_stage_(1|2)",
-    r"test_other_processes\.py::test_deepspeed_goes_on.*\[deepspeed_stage_2",
+    r"test_other_processes\.py::test_deepspeed_goes_on",
     r"test_stopping\.py::test_whichever_process.*\[(first|all)",
     r"test_exact_resumption\.py::test_a_damaged_save.*\[_(truncate|exchange)",
     r"test_execution\.py::test_(a_compiled_training_that_was_killed|two_processes_train_compiled)",
@@ -36,6 +37,7 @@ PATTERNS = (
     r"test_recipe_runs\.py::test_two_processes_average.*\[deepspeed_stage_2-16",
     r"test_doctor\.py::test_a_slow_part_is_named.*\[disk",
     r"test_tables\.py::test_a_table_goes_from_packed_rows.*\[table_classification",
+    r"test_pruning\.py::test_a_network_of_timm.*\[(test_vit|test_efficientnet)",
     r"test_service_faults\.py::test_a_fault_in_the_columns.*\[wrong (category code|imputation)",
 )
 _PATTERN = re.compile("|".join(PATTERNS))
