@@ -6,6 +6,7 @@ files are left out: they hold a docstring and nothing else, which a test checks.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ STARTED_BY = {"verify": ["serving/service.py"]}
 # released model takes raw images.
 USERS_CODE = "transforms"
 RUNS_USERS_CODE = ("precompute", "evaluate", "verify")
+# The others name a package as a whole where they reach much of it: DVC reads every line of dvc.yaml and dvc.lock whenever it starts.
+# These are named file by file, since what follows them takes long, or they do themselves.
+NAMED_BY_FILE = ("split", "precompute", "augment", "train")
+_MUCH = 4  # files of a package
 
 
 def imported_modules(source: str) -> Iterator[str]:
@@ -54,14 +59,29 @@ def closure(root: Path, start: list[Path]) -> set[Path]:
     return reached
 
 
-def stage_dependencies(root: Path, stage: str) -> list[str]:
-    """The code files that `stage` depends on, as sorted paths relative to `root`."""
+def reached_files(root: Path, stage: str) -> set[Path]:
+    """The code files that `stage` reaches, relative to `root`."""
     start = [root / "stages" / f"{stage}.py", *(root / path for path in STARTED_BY.get(stage, []))]
-    return sorted(path.relative_to(root).as_posix() for path in closure(root, start))
+    return {path.relative_to(root) for path in closure(root, start)}
+
+
+def stage_dependencies(root: Path, stage: str) -> list[str]:
+    """The code that `stage` depends on, files and packages, as sorted paths relative to `root`."""
+    found = reached_files(root, stage)
+    if stage in NAMED_BY_FILE:
+        return sorted(path.as_posix() for path in found)
+    counts = Counter(path.parent for path in found if path.parent not in (Path("slipway"), Path("stages")))
+    whole = {package for package, count in counts.items() if count >= _MUCH}
+    return sorted({(path.parent if path.parent in whole else path).as_posix() for path in found})
+
+
+def is_code(dependency: str) -> bool:
+    """Whether an entry of `deps` is code of ours."""
+    return dependency.partition("/")[0] in PACKAGES
 
 
 def rewrite(root: Path) -> None:
-    """Replace the .py files in every stage's `deps`, leaving data dependencies and comments as they are."""
+    """Replace our code in every stage's `deps`, leaving data dependencies and comments as they are."""
     yaml = ruamel.yaml.YAML()
     yaml.preserve_quotes = True
     yaml.width = 140
@@ -69,7 +89,7 @@ def rewrite(root: Path) -> None:
     path = root / "dvc.yaml"
     content = yaml.load(path.read_text())
     for name, stage in content["stages"].items():
-        data = [dependency for dependency in stage["deps"] if not dependency.endswith(".py") and dependency != USERS_CODE]
+        data = [dependency for dependency in stage["deps"] if not is_code(dependency) and dependency != USERS_CODE]
         stage["deps"][:] = [*data, *([USERS_CODE] if name in RUNS_USERS_CODE else []), *stage_dependencies(root, name)]
     with path.open("w") as file:
         yaml.dump(content, file)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slipway.params import Params
-from tests.structure.closure import RUNS_USERS_CODE, USERS_CODE, closure, stage_dependencies
+from tests.structure.closure import RUNS_USERS_CODE, USERS_CODE, closure, is_code, reached_files, stage_dependencies
 
 # The keys of `data` that decide which bytes a row's `source` stands for (tests/data/test_sources.py shows it). What else `data` says of
 # a row is in `rows.parquet`, on which a stage that reads raw bytes again depends as well.
@@ -75,7 +75,7 @@ def test_every_stage_runs_as_a_module_of_its_name(pipeline: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_deps_name_the_import_closure(stage: str, root: Path, pipeline: dict[str, Any]) -> None:
-    named = [dependency for dependency in pipeline[stage]["deps"] if dependency.endswith(".py")]
+    named = [dependency for dependency in pipeline[stage]["deps"] if is_code(dependency)]
     assert named == stage_dependencies(root, stage), "run `make deps`"
 
 
@@ -84,8 +84,14 @@ def test_the_stages_that_run_the_users_functions_depend_on_them(pipeline: dict[s
 
 
 def test_only_the_stages_that_run_the_users_functions_reach_their_caller(root: Path) -> None:
-    callers = {"slipway/data/filling.py", "slipway/export/released.py", "serving/decoding.py"}
-    assert {stage for stage in STAGES if callers & set(stage_dependencies(root, stage))} == set(RUNS_USERS_CODE)
+    callers = {Path(name) for name in ("slipway/data/filling.py", "slipway/export/released.py", "serving/decoding.py")}
+    assert {stage for stage in STAGES if callers & reached_files(root, stage)} == set(RUNS_USERS_CODE)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_file_that_a_stage_reaches_is_named_itself_or_in_its_package(stage: str, root: Path, pipeline: dict[str, Any]) -> None:
+    named = set(pipeline[stage]["deps"])
+    assert [path for path in reached_files(root, stage) if not named & {path.as_posix(), path.parent.as_posix()}] == []
 
 
 @pytest.mark.parametrize("stage", STAGES)
