@@ -57,7 +57,7 @@ CIFAR10 = DataSet(
         "precompute": {"image_size_px": 32, "channels": 3},
         "augment": {"rotation_deg": 0.0, "scale": [1.0, 1.0], "crop_padding_px": 4, "horizontal_flip": 0.5, "forbid": ["vertical_flip"]},
         "train": {
-            "epochs": 14,
+            "epochs": 20,
             "batch_size": 128,
             "learning_rate": 0.004,
             "warmup_epochs": 2.0,
