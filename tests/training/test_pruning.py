@@ -133,11 +133,13 @@ def test_the_smallest_weights_of_all_layers_are_masked() -> None:
 class _Watcher(pl.Callback):
     """The masked weights at the end of each batch."""
 
-    def __init__(self, network: nn.Module, masks: dict[str, Tensor]) -> None:
-        self._weights, self._masks = dict(network.named_parameters()), masks
+    def __init__(self, network: nn.Module, masks: dict[str, Tensor], keeper: KeepZeros | None) -> None:
+        self._weights, self._masks, self._keeper = dict(network.named_parameters()), masks, keeper
         self.largest: list[float] = []
 
     def on_train_batch_end(self, *_: Any) -> None:
+        if self._keeper:
+            self._keeper.apply()
         self.largest.append(max(float(self._weights[name].detach()[~mask].abs().max()) for name, mask in self._masks.items()))
 
 
@@ -147,12 +149,10 @@ def test_zeros_stay_zero_through_every_step(project: Path, monkeypatch: pytest.M
     watchers: list[_Watcher] = []
 
     def zeros(network: nn.Module, masks: dict[str, Tensor]) -> pl.Callback:
-        keeper, watcher = KeepZeros(network, masks), _Watcher(network, masks)
+        keeper = KeepZeros(network, masks)
         keeper.apply()
-        watchers.append(watcher)
-        callback = pl.Callback()
-        callback.on_train_batch_end = lambda *arguments: (keeper.apply() if keeps else None, watcher.on_train_batch_end())  # type: ignore
-        return callback
+        watchers.append(_Watcher(network, masks, keeper if keeps else None))
+        return watchers[-1]
 
     monkeypatch.setattr("slipway.training.pruning_run.KeepZeros", zeros)
     found = pruned(project, MAGNITUDE)
