@@ -15,10 +15,11 @@ import numpy as np
 
 from serving.batching import BatchAnswer
 from serving.decoding import Decoded
-from serving.keeping import Answered, Keeper, open_keeper
+from serving.keeping import open_keeper
 from serving.live_model import LiveModel
 from serving.model import InvalidAnswerError, ServedModel, load_model
 from serving.monitoring import Monitoring
+from serving.observing import Answered, Observer
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.settings import Settings
@@ -41,7 +42,7 @@ class Inference:
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
-        self._keeper: Keeper | None = None
+        self._observers: list[Observer] = []
         self._num_pending = 0
 
     @property
@@ -52,7 +53,8 @@ class Inference:
     def start(self) -> None:
         """Begin to load the model; the event loop stays free to answer that it is not ready."""
         self._loading = asyncio.create_task(self._load())
-        self._keeper = open_keeper(self.settings, self.monitoring.kept)
+        keeper = open_keeper(self.settings, self.monitoring.kept)
+        self._observers = [keeper] if keeper else []
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -77,8 +79,8 @@ class Inference:
         self.monitoring.model(None)
         if live:
             await live.retire()
-        if self._keeper:
-            await asyncio.to_thread(self._keeper.close)
+        for observer in self._observers:
+            await asyncio.to_thread(observer.close)
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
@@ -114,8 +116,10 @@ class Inference:
                 decoded = await self._decode(live, payload)
                 batched = await self._run(live, decoded)
             answers = [model.answer(row.outputs, row.score) for row in batched]
-            if self._keeper:
-                self._keeper.offer(_answered(request_id, payload, model, decoded, batched, answers))
+            if self._observers:
+                answered = _answered(request_id, payload, model, decoded, batched, answers)
+                for observer in self._observers:
+                    observer.offer(answered)
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)

@@ -10,15 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from serving.observing import Answered
 from serving.settings import Settings
-from slipway.certificate import Execution
 from slipway.disk_faults import disk_fault
 from slipway.kept import REPLAYED, KeptFolder, KeptRequest, digest_inputs, encode_line
 
@@ -35,21 +32,6 @@ _CLOSE_S = 5.0  # most that the end of a worker waits for its disk
 _DAY_S = 86400.0
 
 Count = Callable[[str, int], None]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A request that the model answered, as it is at hand then."""
-
-    request_id: str
-    payload: bytes
-    content_type: str
-    is_list: bool
-    inputs: NDArray[Any]  # (rows, ...) as the model took them
-    bundle_digest: str
-    execution: Execution
-    outputs: dict[str, list[NDArray[np.float32]]]  # by the graph's output name, of each row
-    answers: list[dict[str, Any]]
 
 
 class Keeper:

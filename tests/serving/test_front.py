@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.front import PASSED_ON, Front
+from serving.endpoints.describing import PASSED_ON
+from serving.front import Front
 from serving.inference import Inference
 from serving.responses import ERRORS
 from slipway.preprocess import array_from_bytes

@@ -12,7 +12,8 @@ import pytest
 
 from serving import keeping
 from serving.inference import Inference
-from serving.keeping import Answered, Keeper, is_sampled
+from serving.keeping import Keeper, is_sampled
+from serving.observing import Answered
 from slipway.columns import encode_rows, read_row
 from slipway.kept import KeptFolder, KeptRequest, digest_inputs, find_kept, read_kept
 from slipway.preprocess import array_from_bytes
