@@ -72,7 +72,12 @@ def stage_dependencies(root: Path, stage: str) -> list[str]:
         return sorted(path.as_posix() for path in found)
     counts = Counter(path.parent for path in found if path.parent not in (Path("slipway"), Path("stages")))
     whole = {package for package, count in counts.items() if count >= _MUCH}
-    return sorted({(path.parent if path.parent in whole else path).as_posix() for path in found})
+    return sorted({_outermost(path, whole).as_posix() for path in found})
+
+
+def _outermost(path: Path, whole: set[Path]) -> Path:
+    """The outermost folder of `whole` that holds the file, which DVC then hashes with all below it; else the file itself."""
+    return next((folder for folder in reversed(path.parents) if folder in whole), path)
 
 
 def is_code(dependency: str) -> bool:
