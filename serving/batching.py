@@ -62,6 +62,12 @@ class MicroBatcher:
         """The answers to (rows, ...) items in their order; if the caller is cancelled, all of them are dropped."""
         return await asyncio.gather(*(self._enqueue(item) for item in items))
 
+    def shed(self, num_kept: int, reason: Callable[[], Exception]) -> None:
+        """Answer the newest of the waiting items with a `reason`, all but `num_kept`: there is more to do than can be done."""
+        for waiting in list(self._waiting)[num_kept:]:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(reason())
+
     async def close(self) -> None:
         """Finish what waits, then end the thread."""
         if self._working is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from serving.admission import Admission
 from serving.batching import BatchAnswer
 from serving.decoding import Decoded
 from serving.keeping import open_keeper
@@ -25,6 +26,7 @@ from serving.responses import RETRY_AFTER, Refusal
 from serving.settings import Settings
 from slipway.bundle import SCORE_NAME
 from slipway.columns import ColumnContract
+from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
@@ -43,7 +45,7 @@ class Inference:
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
-        self._num_pending = 0
+        self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
 
     @property
     def model(self) -> ServedModel | None:
@@ -86,6 +88,7 @@ class Inference:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
         before, self._live = self._live, LiveModel(model, self.settings.max_rows, self._on_batch)
         self.reason = ""
+        self._admission.max_batch_size = model.max_batch_size
         self.monitoring.model(model)
         actual, requested = model.selection.actual, model.selection.requested
         logger.info(
@@ -107,13 +110,13 @@ class Inference:
     async def predict(self, payload: bytes, request_id: str) -> dict[str, Any]:
         """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""
         live = self._require_live()
-        if self._num_pending >= self.settings.max_queue:
-            raise Refusal("queue_full", f"{self._num_pending} requests are waiting, the limit; try again later", headers=(RETRY_AFTER,))
-        self._num_pending += 1
-        model = live.model
+        self._admission.enter()
+        model, num_items = live.model, 1
         try:
             with live.request():
                 decoded = await self._decode(live, payload)
+                num_items = len(decoded.inputs)
+                self._admission.grow(num_items - 1)
                 batched = await self._run(live, decoded)
             answers = [model.answer(row.outputs, row.score) for row in batched]
             if self._observers:
@@ -125,11 +128,11 @@ class Inference:
             logger.error("model %s: %s", model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         finally:
-            self._num_pending -= 1
+            self._admission.leave(num_items)
 
     def exposition(self) -> bytes:
         """The metrics, with the depth of the queue as it is now."""
-        self.monitoring.queue_depth(self._num_pending)
+        self.monitoring.queue_depth(self._admission.num_requests)
         return self.monitoring.exposition()
 
     def _require_live(self) -> LiveModel:
@@ -146,17 +149,24 @@ class Inference:
     async def _run(self, live: LiveModel, decoded: Decoded) -> list[BatchAnswer]:
         try:
             batched = await live.batcher.submit_all(decoded.inputs)
+        except Refusal:  # it was sent out again
+            raise
         except Exception as error:
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
         first, last = batched[0], batched[-1]  # several rows may take several batches
+        self._admission.ran(last.batch_size, last.infer_seconds)
         self.monitoring.stage("queue", first.queue_seconds)
         self.monitoring.stage("infer", last.queue_seconds + last.infer_seconds - first.queue_seconds)
         return batched
 
+    def _shed(self, num_kept: int) -> None:
+        if self._live:
+            self._live.batcher.shed(num_kept, self._admission.overload)
+
     def _on_batch(self, num_rows: int) -> None:
         self.monitoring.batch(num_rows)
-        self.monitoring.queue_depth(self._num_pending)
+        self.monitoring.queue_depth(self._admission.num_requests)
 
     async def _load(self) -> None:
         self.monitoring.model(None)

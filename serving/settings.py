@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     max_rows: Annotated[int, Field(ge=1, le=65536)] = 1024  # of a table, in one request
     max_batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
+    max_wait_s: Annotated[float, Field(gt=0, le=600)] = 1.0  # of work that a burst may leave in the queue
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
