@@ -40,6 +40,7 @@ class Inference:
         self.monitoring = Monitoring()
         self.reason = "the model is being loaded and warmed up"  # why it is not ready
         self.rebuild = RebuildState("not_asked_for", "the model is being loaded")
+        self.is_draining = False  # it still answers, but is not ready: no more should be sent here
         self._rebuild_command = rebuild_command
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -68,6 +69,11 @@ class Inference:
         await self.loaded()
         if self._rebuilding:
             await self._rebuilding
+
+    def drain(self) -> None:
+        """Be ready no more, and answer whoever still asks."""
+        self.is_draining = True
+        self.monitoring.not_ready()
 
     async def stop(self) -> None:
         """Finish what is queued and end the threads and the rebuild."""
@@ -102,6 +108,13 @@ class Inference:
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
         return self._require_live().model
+
+    def require_ready(self) -> ServedModel:
+        """The model; Refusal with the reason if no more requests should be sent here."""
+        model = self.require_model()
+        if self.is_draining:
+            raise Refusal("not_ready", "the service is shutting down; requests are still answered", headers=(RETRY_AFTER,))
+        return model
 
     def card(self) -> dict[str, Any]:
         """What `/model` shows; Refusal with the reason if the model is not ready."""

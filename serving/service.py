@@ -20,11 +20,13 @@ from starlette.types import ASGIApp
 
 from serving.api import predict_method, read_columns, summary
 from serving.connections import limit_connections
+from serving.draining import drain_on_sigterm
 from serving.front import Front
 from serving.inference import Inference
 from serving.monitoring import open_server_directory, tether_to_server
 from serving.packing import bento_labels
 from serving.settings import SettingsError, read_settings
+from serving.supervising import supervise
 from slipway.errors import SlipwayError
 
 try:
@@ -97,6 +99,7 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Once, before any worker starts: a port that is taken is one line, not a traceback of the process manager."""
+        supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
         context = click.get_current_context(silent=True)
         if context is not None:
@@ -107,6 +110,7 @@ class Slipway:
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        drain_on_sigterm(inference())
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
         if SETTINGS.workers > 1:
@@ -119,6 +123,6 @@ class Slipway:
         await inference().stop()
 
     async def __is_ready__(self) -> bool:
-        return inference().model is not None
+        return inference().model is not None and not inference().is_draining
 
     predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))

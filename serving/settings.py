@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     max_wait_s: Annotated[float, Field(gt=0, le=600)] = 1.0  # of work that a burst may leave in the queue
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
     keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
