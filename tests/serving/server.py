@@ -22,9 +22,13 @@ class Server:
     url: str
     log: Path
 
+    def workers(self) -> list[int]:
+        """The numbers of the processes that answer."""
+        return [int(child) for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+
     def worker(self) -> int:
-        """The number of the (first) process that answers."""
-        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
+        """The number of the first of them."""
+        return self.workers()[0]
 
     def wait(self, path: str = "/readyz", status: int = 200, seconds: float = 30) -> float:
         """Seconds until `path` answers `status`."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.load import REFUSED, Answer, Callers, by_status, closed_loop, http_request, run
-from tests.serving.server import Server, free_port, running
+from tests.serving.server import free_port, running
 
 pytestmark = pytest.mark.slow
 PNG = {"content-type": "image/png"}
@@ -26,11 +26,6 @@ IMAGE = http_request(body=picture())
 def folder(tmp_path: Path) -> Path:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     return tmp_path
-
-
-def workers(server: Server) -> list[int]:
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    return [int(child) for child in children.split()]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -83,7 +78,7 @@ def test_ctrl_c_does_not_drain(folder: Path) -> None:
 def test_a_second_sigterm_ends_it_at_once(folder: Path) -> None:
     with running(folder, drain_s=60, workers=2) as server:
         server.wait()
-        killed = workers(server)
+        killed = server.workers()
         server.process.send_signal(signal.SIGTERM)
         server.wait("/readyz", 503)
         server.process.send_signal(signal.SIGTERM)
@@ -103,7 +98,7 @@ def test_one_that_is_not_ready_ends_without_a_drain(tmp_path: Path) -> None:
 def test_a_sigterm_at_any_moment_of_the_start_ends_it(folder: Path, pause: float) -> None:
     with running(folder, workers=2) as server:
         deadline = time.monotonic() + 30
-        while not workers(server) and time.monotonic() < deadline:
+        while not server.workers() and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(pause)
         server.process.send_signal(signal.SIGTERM)
