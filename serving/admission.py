@@ -84,7 +84,6 @@ class Admission:
         self._demand = 0.0  # items asked for, refused ones included, beyond what could have been done since
         self._demand_at = clock()
         self._num_refused = 0  # since there was last no demand beyond what is inside
-        self._last_batch = 0.0
         self._num_requests = self._num_items = 0
         self._window_began, self._window_items, self._window_least = clock(), 0, 0
         self.max_batch_size = 1
@@ -109,26 +108,25 @@ class Admission:
         """Items a second that can be answered; infinity while nothing is known."""
         return self._times.throughput(self.max_batch_size) if self._speed is None else self._speed
 
-    def enter(self) -> None:
-        """Let a request in, of one item as far as is known. Refusal if it has to stay outside."""
-        if self._ask():
+    def enter(self, num_items: int = 1) -> "Visit":
+        """Let a request in, of so many items as far as is known. Refusal if it has to stay outside."""
+        if self._ask(num_items):
             self._shed(self.most_items)
         if self._num_requests >= self._max_requests:
             raise self._refusal(f"{self._num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)")
         if self.is_overloaded and self._num_items >= self.most_items:
             raise self.overload()
         self._num_requests += 1
-        self._num_items += 1
-
-    def grow(self, more_items: int) -> None:
-        """A request that was let in turns out to have more items."""
-        self._num_items += more_items
+        self._num_items += num_items
+        return Visit(self, num_items)
 
     def ran(self, size: int, seconds: float) -> None:
-        """Note the batch that answered a request; each request of a batch may tell of it."""
-        if seconds != self._last_batch:
-            self._last_batch = seconds
-            self._times.add(size, seconds)
+        """Note a batch that the model answered."""
+        self._times.add(size, seconds)
+
+    def grow(self, more_items: int) -> None:
+        """A request that was let in has more items than was known."""
+        self._num_items += more_items
 
     def leave(self, num_items: int) -> None:
         """A request is answered, or given up."""
@@ -144,15 +142,15 @@ class Admission:
         """What a request is told that waits outside, or is sent out again."""
         return self._refusal(f"more is asked for than can be answered, {self.speed():.0f} a second now (SLIPWAY_MAX_WAIT_S)")
 
-    def _ask(self) -> bool:
-        """Count one more item that is asked for; True if that makes an overload."""
+    def _ask(self, num_items: int) -> bool:
+        """Count more items that are asked for; True if that makes an overload."""
         now, speed = self._clock(), self.speed()
         bound = speed * self._max_wait_s
         # What is inside, and of those outside as many as could not have been done since.
         beyond = min(self._demand - (now - self._demand_at) * speed, self._num_items + self._num_refused) if bound < math.inf else 0.0
         if beyond <= self._num_items:
             self._num_refused = 0
-        self._demand = min(max(beyond, self._num_items), bound) + 1
+        self._demand = min(max(beyond, self._num_items), bound) + num_items
         self._demand_at = now
         was_overloaded = self.is_overloaded
         # It ends at half of where it began, so that it does not come and go with each request.
@@ -172,3 +170,22 @@ class Admission:
         speed = self.speed()
         seconds = max(1, math.ceil(self._demand / speed)) if 0 < speed < math.inf else 1
         return Refusal("queue_full", f"{reason}; try again in {seconds} s", headers=(("retry-after", str(seconds)),))
+
+
+class Visit:
+    """One request that was let in, until it leaves."""
+
+    __slots__ = ("_admission", "_num_items")
+
+    def __init__(self, admission: Admission, num_items: int) -> None:
+        self._admission = admission
+        self._num_items = num_items
+
+    def has_items(self, num_items: int) -> None:
+        """It is known now how many items it has."""
+        self._admission.grow(num_items - self._num_items)
+        self._num_items = num_items
+
+    def leave(self) -> None:
+        """It is over."""
+        self._admission.leave(self._num_items)

@@ -86,8 +86,8 @@ class Simulated:
         while self.running and self.ends <= until:
             self.now = self.ends
             batch, self.running = self.running, []
+            self.admission.ran(len(batch), self.now - self.began)
             for asked, caller in batch:
-                self.admission.ran(len(batch), self.now - self.began)
                 self.answered.append((asked, self.now - asked))
                 self.admission.leave(1)
                 yield caller
@@ -199,10 +199,10 @@ def test_a_request_of_many_rows_counts_as_many() -> None:
     worker = Simulated()
     closed_loop(worker, 32, 5)
     list(worker.advance(6))
-    worker.admission.enter()
-    worker.admission.grow(999)  # four seconds of work
+    visit = worker.admission.enter()
+    visit.has_items(1000)  # four seconds of work
     assert not worker.ask()
-    worker.admission.leave(1000)
+    visit.leave()
     assert worker.admission.num_items == 0
 
 
