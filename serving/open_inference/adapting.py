@@ -55,7 +55,7 @@ def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows
     names = [tensor.name for tensor in request.inputs]
     if len(set(names)) < len(names):
         repeated = next(name for name in names if names.count(name) > 1)
-        raise Refusal("repeated_field", f"there are several tensors {repeated[:80]!r}, expected one", field=repeated[:80])
+        raise mismatch("there are several tensors of this name, expected one", repeated[:80])
     if isinstance(manifest.input, ColumnContract):
         return Payload("columns", (_rows(request.inputs, manifest.input, max_rows),))
     return Payload("images", tuple(_images(request.inputs, manifest.input, max_items)))

@@ -22,6 +22,15 @@ NUMPY = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "UINT8": (0, 2**8 - 1),
+    "INT8": (-(2**7), 2**7 - 1),
+    "INT16": (-(2**15), 2**15 - 1),
+    "INT32": (-(2**31), 2**31 - 1),
+    "INT64": (-(2**63), 2**63 - 1),
+    "FP32": (-3.4028234663852886e38, 3.4028234663852886e38),
+    "FP64": (-1.7976931348623157e308, 1.7976931348623157e308),
+}
 BYTES = "BYTES"  # each element is preceded by its length in 4 bytes, little-endian
 DATATYPES = (*NUMPY, BYTES)
 _LENGTH_BYTES = 4
@@ -126,7 +135,5 @@ def _is_of(value: Any, datatype: str) -> bool:
         return isinstance(value, bool)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    if datatype.startswith("FP"):
-        return abs(value) <= float(np.finfo(NUMPY[datatype]).max)
-    bounds = np.iinfo(NUMPY[datatype])
-    return isinstance(value, int) and bounds.min <= value <= bounds.max
+    low, high = _BOUNDS[datatype]
+    return low <= value <= high and (datatype.startswith("FP") or isinstance(value, int))
