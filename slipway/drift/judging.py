@@ -81,11 +81,11 @@ def judge_at(reference: Reference, window: Window, level: float) -> Verdict:
     """The same at a given probability of an alarm without drift."""
     if window.num_rows < MIN_ROWS:
         return Verdict(verdict="too_small", rows=window.num_rows, level=level, features=[])
-    num_tests = sum(_NUM_TESTS[feature.kind] for feature in reference.features) + (reference.joint is not None)
+    num_tests = sum(_NUM_TESTS[feature.kind] for feature in reference.features) + (reference.inputs.joint is not None)
     each = level / num_tests  # Bonferroni: whatever the features have to do with each other
     found = [_judge_feature(feature, window.counts(column), each) for column, feature in enumerate(reference.features)]
-    if reference.joint is not None:
-        found.append(_judge_joint(reference.joint, window, each))
+    if reference.inputs.joint is not None:
+        found.append(_judge_joint(reference.inputs.joint, window, each))
     ordered = sorted(found, key=lambda feature: feature.strength, reverse=True)
     drifted = any(feature.drifted for feature in found)
     return Verdict(verdict="drifted" if drifted else "clean", rows=window.num_rows, level=level, features=ordered)
