@@ -18,6 +18,7 @@ from serving.responses import ERRORS
 from slipway.files import is_alive
 from slipway.tether import tether_to
 
+KEY_REFUSALS = ("missing", "unknown", "role", "rate")
 STAGES = ("read", "decode", "queue", "infer", "encode")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(2.0**power for power in range(11))
@@ -43,6 +44,9 @@ class Monitoring:
         self._gone = Counter("slipway_clients_gone", "Requests whose caller hung up before they were complete.", registry=registry)
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
+        refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
+        self._refused_keys = {reason: refused_keys.labels(reason) for reason in KEY_REFUSALS}
+        self._unreadable_keys = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
         self._queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
         labels = ["model_version", "task", "backend", "provider", "precision", "variant", "requested_provider", "requested_variant"]
@@ -62,6 +66,14 @@ class Monitoring:
     def client_gone(self) -> None:
         """Count a caller that hung up."""
         self._gone.inc()
+
+    def key_refused(self, reason: str) -> None:
+        """Count a request that was refused for its key; `reason` is one of KEY_REFUSALS."""
+        self._refused_keys[reason].inc()
+
+    def keys_unreadable(self) -> None:
+        """Count a file of keys that could not be read, or had wrong lines."""
+        self._unreadable_keys.inc()
 
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""

@@ -62,7 +62,8 @@ def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length is declared."""
+    """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
+    _require_plain(headers)
     declared = headers.get(b"content-length")
     if declared is None and b"transfer-encoding" not in headers:
         raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
@@ -80,6 +81,14 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
             raise _too_large(max_bytes)
         if not message.get("more_body", False):
             return bytes(body)
+
+
+def _require_plain(headers: Headers) -> None:
+    """Nothing is ever decompressed: no body is larger than it looks."""
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
+        raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
 
 
 def _too_large(max_bytes: int) -> Refusal:
