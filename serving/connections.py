@@ -71,9 +71,9 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """Count it."""
         super().on_url(url)
-        self._count(len(url))
         if len(self.url) > MAX_URL_BYTES:
             self._stop_parsing(Refusal("url_too_long", f"the URL is longer than the limit of {MAX_URL_BYTES} bytes"))
+        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count it; also those behind a chunked body, which come through here as well."""
