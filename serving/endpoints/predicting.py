@@ -1,4 +1,4 @@
-"""`POST /predict`: an image or rows in, what the model says of them out."""
+"""`POST /predict`: images or rows in, what the model says of them out."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _OF_ANY_INPUT = (
 _OF_IMAGES = (
     "missing_field",
     "unknown_field",
-    "repeated_field",
+    "too_many_items",
     "not_a_file",
     "empty",
     "undecodable",
@@ -38,17 +38,19 @@ _OF_ROWS = (
 def routes(inference: Inference) -> Routes:
     """`/predict`."""
 
+    settings = inference.settings
+
     async def predict(request: Request) -> Response:
         kind = inference.require_model().bundle.manifest.input.kind
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
-            async with asyncio.timeout(inference.settings.request_timeout_s):
-                payload = await read_payload(request.headers, request.receive, inference.settings.max_body_bytes, kind)
+            async with asyncio.timeout(settings.request_timeout_s):
+                payload = await read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
                 read = perf_counter()
                 code, message = "deadline_exceeded", "there was no answer within"
                 answer = await inference.predict(payload, request.id)
         except TimeoutError:
-            raise Refusal(code, f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+            raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
         encoding = perf_counter()
         response = json_response(answer | {"request_id": request.id})
         ended = perf_counter()
@@ -67,5 +69,5 @@ def _describe(bundle: Bundle | None) -> Operation:
         summary, errors = "What the model says of one row, or of several.", _OF_ROWS
         example = f"-H 'content-type: application/json' -d {shlex.quote(row)}"
     else:
-        summary, errors, example = "What the model says of an image.", _OF_IMAGES, "-F image=@picture.png"
+        summary, errors, example = "What the model says of one image, or of several.", _OF_IMAGES, "-F image=@picture.png"
     return Operation(summary, takes, prediction_content(bundle), (*_OF_ANY_INPUT, *errors), example)
