@@ -44,7 +44,7 @@ def payload_content(bundle: Bundle | None) -> dict[str, Any]:
         row = row_schema(bundle.input)
         rows = _object({"rows": {"type": "array", "items": row, "minItems": 1}}) | {"additionalProperties": False}
         return {"application/json": {"oneOf": [row, rows]}}
-    form = _object({"image": BINARY}) | {"additionalProperties": False}
+    form = _object({"image": {"type": "array", "items": BINARY, "minItems": 1}}) | {"additionalProperties": False}
     return {"image/*": BINARY, "application/octet-stream": BINARY, "multipart/form-data": form}
 
 
