@@ -25,6 +25,7 @@ from serving.tallies import Count, Distribution, Level, Tally
 from slipway.files import is_alive
 from slipway.tether import tether_to
 
+KEY_REFUSALS = ("missing", "unknown", "role", "rate")
 STAGES = ("read", "decode", "queue", "infer", "encode")
 FLUSH_S = 0.05  # at most so long a count waits to be written
 # A series for each bound, label and worker: few for the stages, finer for the whole, whose percentiles are shown.
@@ -67,6 +68,10 @@ class Monitoring:
         self._expired = self._tally(Count(expired))
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
+        refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
+        self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
+        key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
+        self._key_faults = self._tally(Count(key_faults))
         queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         self._queue = self._tally(Level(queue))
         self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
@@ -96,6 +101,14 @@ class Monitoring:
     def expired(self) -> None:
         """Count a request whose deadline passed before the model took any of it."""
         self._expired.add()
+
+    def key_refused(self, reason: str) -> None:
+        """Count a request that was refused for its key; `reason` is one of KEY_REFUSALS."""
+        self._refused_keys[reason].add()
+
+    def keys_unreadable(self) -> None:
+        """Count a file of keys that could not be read, or had wrong lines."""
+        self._key_faults.add()
 
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
