@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
 from serving.decoding import Decoded
 from serving.keeping import open_keeper
@@ -25,6 +26,7 @@ from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.settings import Settings
 from slipway.bundle import SCORE_NAME
+from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
@@ -43,7 +45,8 @@ class Inference:
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
-        self._num_pending = 0
+        self.is_draining = False  # it still answers, but is not ready: no more should be sent here
+        self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
 
     @property
     def model(self) -> ServedModel | None:
@@ -67,6 +70,11 @@ class Inference:
         if self._rebuilding:
             await self._rebuilding
 
+    def drain(self) -> None:
+        """Be ready no more, and answer whoever still asks."""
+        self.is_draining = True
+        self.monitoring.not_ready()
+
     async def stop(self) -> None:
         """Finish what is queued and end the threads and the rebuild."""
         for task in (self._loading, self._rebuilding):
@@ -85,7 +93,8 @@ class Inference:
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
-        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self.monitoring.batch)
+        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self._on_batch)
+        self._admission.max_batch_size = model.max_batch_size
         self.reason = ""
         self.monitoring.model(model)
         actual, requested = model.selection.actual, model.selection.requested
@@ -101,6 +110,13 @@ class Inference:
         """The model; Refusal with the reason if it is not ready."""
         return self._require_live().model
 
+    def require_ready(self) -> ServedModel:
+        """The model; Refusal with the reason if no more requests should be sent here."""
+        model = self.require_model()
+        if self.is_draining:
+            raise Refusal("not_ready", "the service is shutting down; requests are still answered", headers=(RETRY_AFTER,))
+        return model
+
     def card(self) -> dict[str, Any]:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
         return self.require_model().card() | {"rebuild": {"status": self.rebuild.status, "reason": self.rebuild.reason}}
@@ -108,14 +124,12 @@ class Inference:
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or to what came in a list, without its request id; Refusal if it gets none."""
         live = self._require_live()
-        if self._num_pending >= self.settings.max_queue:
-            raise Refusal("queue_full", f"{self._num_pending} requests are waiting, the limit; try again later", headers=(RETRY_AFTER,))
-        self._num_pending += 1
-        self.monitoring.queue_depth(self._num_pending)
+        visit = self._admission.enter(len(payload.items))
+        self.monitoring.queue_depth(self._admission.num_requests)
         model = live.model
         try:
             with live.request():
-                decoded, batched = await self._run(live, payload)
+                decoded, batched = await self._run(live, payload, visit)
             answers = [finite_answer(row.answer) for row in batched.rows]
             if self._observers:
                 answered = _answered(request_id, payload, model, decoded, batched.rows, answers)
@@ -126,8 +140,8 @@ class Inference:
             logger.error("model %s: %s", model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         finally:
-            self._num_pending -= 1
-            self.monitoring.queue_depth(self._num_pending)
+            visit.leave()
+            self.monitoring.queue_depth(self._admission.num_requests)
 
     def exposition(self) -> bytes:
         """The metrics."""
@@ -138,13 +152,14 @@ class Inference:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
 
-    async def _run(self, live: LiveModel, payload: Payload) -> tuple[Decoded, Batched[AnsweredRow]]:
+    async def _run(self, live: LiveModel, payload: Payload, visit: Visit) -> tuple[Decoded, Batched[AnsweredRow]]:
         """What the model says of a request; one that is cancelled before the model took any of it is counted as expired."""
         submission: Submission[AnsweredRow] | None = None
         try:
             started = perf_counter()
             decoded = await live.decoder.decode(*payload.items)
             self.monitoring.stage("decode", perf_counter() - started)
+            visit.has_items(len(decoded.inputs))
             submission = live.batcher.submit(decoded.inputs)
             batched = await submission.answer
         except asyncio.CancelledError:
@@ -152,13 +167,21 @@ class Inference:
                 self.monitoring.expired()
             raise
         except Exception as error:
-            if submission is None:
+            if submission is None or isinstance(error, Refusal):  # it could not be decoded, or was sent out of the queue again
                 raise
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
         self.monitoring.stage("queue", batched.queue_seconds)
         self.monitoring.stage("infer", batched.infer_seconds)
         return decoded, batched
+
+    def _shed(self, num_kept: int) -> None:
+        if self._live:
+            self._live.batcher.shed(num_kept, self._admission.overload)
+
+    def _on_batch(self, num_rows: int, fill: float, seconds: float) -> None:
+        self._admission.ran(num_rows, seconds)
+        self.monitoring.batch(num_rows, fill)
 
     async def _load(self) -> None:
         self.monitoring.model(None)

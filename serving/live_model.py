@@ -17,7 +17,7 @@ from slipway.columns import ColumnContract
 class LiveModel:
     """A warm model behind its decoder and its queue."""
 
-    def __init__(self, model: ServedModel, max_rows: int, on_batch: Callable[[int, float], None]) -> None:
+    def __init__(self, model: ServedModel, max_rows: int, on_batch: Callable[[int, float, float], None]) -> None:
         self.model = model
         self.batcher: MicroBatcher[AnsweredRow] = MicroBatcher(model.answer_rows, model.max_batch_size, on_batch)
         contract = model.bundle.manifest.input

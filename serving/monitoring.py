@@ -131,6 +131,10 @@ class Monitoring:
         """Set the number of requests between decoding and answer. Any thread may call it."""
         self._queue.set(num_requests)
 
+    def not_ready(self) -> None:
+        """Show that this worker wants no more requests, whether it answers them or not."""
+        self._ready.set(0)
+
     def model(self, model: ServedModel | None) -> None:
         """Show which model is ready, or that none is."""
         self._ready.set(1 if model else 0)

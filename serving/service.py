@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from serving.api import predict_method, read_columns, summary
 from serving.binding import require_free, require_guarded
 from serving.connections import limit_connections
+from serving.draining import drain_on_sigterm
 from serving.front import Front
 from serving.inference import Inference
 from serving.keys import read_keys
@@ -26,6 +27,7 @@ from serving.monitoring import open_server_directory, tether_to_server
 from serving.operator_port import OperatorPort
 from serving.packing import bento_labels
 from serving.settings import SettingsError, read_settings
+from serving.supervising import supervise
 from slipway.errors import SlipwayError
 
 try:
@@ -116,6 +118,7 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
+        supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
         context = click.get_current_context(silent=True)
         if context is not None:
@@ -126,6 +129,7 @@ class Slipway:
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        drain_on_sigterm(inference())
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
         await operator_port().open()
@@ -140,6 +144,6 @@ class Slipway:
         await operator_port().close()
 
     async def __is_ready__(self) -> bool:
-        return inference().model is not None
+        return inference().model is not None and not inference().is_draining
 
     predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))

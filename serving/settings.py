@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     max_rows: Annotated[int, Field(ge=1, le=65536)] = 1024  # of a table, in one request
     max_batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
+    max_wait_s: Annotated[float, Field(gt=0, le=600)] = 1.0  # of work that a burst may leave in the queue
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     keys: Path | None = None  # file of the digests of keys; unset or empty: no key is asked for
@@ -57,6 +58,7 @@ class Settings(BaseSettings):
     hosts: Annotated[str, Field(pattern=_HOSTS)] = ""  # names it is called by without keys, with commas; addresses and localhost always are
     admin_port: Annotated[int, Field(ge=0, le=65535)] = 0  # of what operators ask; 0: on the main port
     admin_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
     keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
