@@ -7,7 +7,7 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +22,8 @@ from serving.monitoring import Monitoring
 from serving.observing import Answered, Observer
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
+from serving.rollout.canary import Canary
+from serving.rollout.following import Follower
 from serving.settings import Settings
 from slipway.bundle import SCORE_NAME
 from slipway.columns import ColumnContract
@@ -44,6 +46,9 @@ class Inference:
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
         self._num_pending = 0
+        self.canary: Canary | None = None  # the candidate that gets a share of the requests
+        self.rollout = Follower(self)
+        self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
 
     @property
     def model(self) -> ServedModel | None:
@@ -75,6 +80,7 @@ class Inference:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         self.reason = "the service is shutting down"
+        await self.rollout.stop()
         live, self._live = self._live, None
         self.monitoring.model(None)
         if live:
@@ -84,7 +90,17 @@ class Inference:
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
-        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self._on_batch)
+        await self.take_over(self.make_live(model, "stable"))
+
+    def make_live(self, model: ServedModel, slot: str) -> LiveModel:
+        """A model with its decoder and queue, which no request goes to yet."""
+        return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
+
+    async def take_over(self, live: LiveModel) -> None:
+        """`swap` with a model that has its queue already."""
+        before, self._live = self._live, live
+        live.slot = "stable"
+        model = live.model
         self.reason = ""
         self.monitoring.model(model)
         actual, requested = model.selection.actual, model.selection.requested
@@ -96,6 +112,14 @@ class Inference:
         if before:
             await before.retire()
 
+    def observe(self, observer: Observer) -> None:
+        """Offer it every answered request from now on."""
+        self._observers = [*self._observers, observer]
+
+    def forget(self, observer: Observer) -> None:
+        """No longer."""
+        self._observers = [one for one in self._observers if one is not observer]
+
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
         return self._require_live().model
@@ -106,7 +130,12 @@ class Inference:
 
     async def predict(self, payload: bytes, request_id: str) -> dict[str, Any]:
         """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""
-        live = self._require_live()
+        if self.canary is None:
+            return await self._predict_with(self._require_live(), payload, request_id)
+        return await self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
+
+    async def _predict_with(self, live: LiveModel, payload: bytes, request_id: str) -> dict[str, Any]:
+        """The answer of one model, which the request may not outlive."""
         if self._num_pending >= self.settings.max_queue:
             raise Refusal("queue_full", f"{self._num_pending} requests are waiting, the limit; try again later", headers=(RETRY_AFTER,))
         self._num_pending += 1
@@ -116,6 +145,7 @@ class Inference:
                 decoded = await self._decode(live, payload)
                 batched = await self._run(live, decoded)
             answers = [model.answer(row.outputs, row.score) for row in batched]
+            self.monitoring.answer(live.slot)
             if self._observers:
                 answered = _answered(request_id, payload, model, decoded, batched, answers)
                 for observer in self._observers:
@@ -161,7 +191,8 @@ class Inference:
     async def _load(self) -> None:
         self.monitoring.model(None)
         try:
-            model = await asyncio.to_thread(load_model, self.settings)
+            settings = await asyncio.to_thread(self.rollout.begin)
+            model = await asyncio.to_thread(load_model, settings)
         except SlipwayError as error:
             self.reason = str(error)
             logger.error("not ready: %s", error)
@@ -170,6 +201,7 @@ class Inference:
             logger.exception("not ready")
         else:
             await self.swap(model)
+        self.rollout.start()
         self.rebuild = first_state(self.settings, self.model)
         if self.rebuild.status == "impossible":
             logger.error("no engine can be built for this machine: %s", self.rebuild.reason)
@@ -180,8 +212,11 @@ class Inference:
     async def _rebuild(self) -> None:
         """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
         try:
-            await build(self.settings, self._rebuild_command)
-            model = await asyncio.to_thread(load_model, self.settings)
+            settings = self.rollout.stable_settings
+            await build(settings, self._rebuild_command)
+            if settings != self.rollout.stable_settings:
+                raise EngineError("another model was rolled out meanwhile; its engine is built at the next start")
+            model = await asyncio.to_thread(load_model, settings)
             if model.selection.actual.backend != "tensorrt":
                 raise EngineError("; ".join(model.selection.passed_over))
             await self.swap(model)

@@ -39,6 +39,7 @@ class Settings(BaseSettings):
     rebuilt_engine: Path = Path("artifacts/rebuilt_engine")  # built and certified on this machine
     rebuild_engine: bool = False  # build it in the background where the engine is another machine's
     engine_cache: Path = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
+    state: Path = Path(".work/serving")  # what the service remembers: what is rolled out
     accept_draft: bool = False  # for the verify stage alone, whose HTTP hop needs a service before it can certify one
     provider: Provider = "auto"
     variant: Variant = "auto"
@@ -50,6 +51,7 @@ class Settings(BaseSettings):
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of the requests that a candidate answers copies of
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
     keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
@@ -60,7 +62,7 @@ class Settings(BaseSettings):
     def _empty_is_unset(cls, path: Any) -> Any:
         return path or None
 
-    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "keep_directory")
+    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "state", "keep_directory")
     @classmethod
     def _from_the_root(cls, path: Path | None) -> Path | None:
         return ROOT / path if path else None
