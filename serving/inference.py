@@ -126,7 +126,8 @@ class Inference:
 
     def card(self) -> dict[str, Any]:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
-        return self.require_model().card() | {"rebuild": {"status": self.rebuild.status, "reason": self.rebuild.reason}}
+        rebuild = {"status": self.rebuild.status, "reason": self.rebuild.reason}
+        return self.require_model().card() | {"rebuild": rebuild, "rolled_out": self.rollout.card()}
 
     async def predict(self, payload: bytes, request_id: str) -> dict[str, Any]:
         """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     canary = shown.add_parser("canary", parents=[proposing], help="answer a growing share of the live requests")
     canary.add_argument("--steps", type=_percentages, metavar="PERCENT,...", help="default: 1,5,25,50,100")
     canary.add_argument("--hold-seconds", type=float, metavar="SECONDS", help="that a step takes at least, default: 60")
-    canary.add_argument("--hold-requests", type=int, metavar="REQUESTS", help="of the candidate that a step takes at least, default: 200")
+    canary.add_argument("--hold-requests", type=int, metavar="REQUESTS", help="of the candidate that a step takes at least, default: 300")
     canary.add_argument("--slow-ms", type=float, metavar="MS", help="default: twice the stable model's 95th percentile")
     shown.add_parser("promote", help="make the candidate the stable model now")
     shown.add_parser("rollback", help="end the candidate, or return to the model before")

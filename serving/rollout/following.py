@@ -7,6 +7,7 @@ that a candidate has to go up, back or to its place writes that down for all.
 import asyncio
 import logging
 import os
+import threading
 import time
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from serving.rollout.reports import Phase, Report, forget_reports, process_start
 from serving.rollout.shadowing import Shadow
 from serving.rollout.state import EMPTY, FILE, OUTCOMES, Candidate, Model, Rollout, change_rollout, name_of, read_rollout
 from serving.rollout.status import describe
-from serving.rollout.store import settings_of
+from serving.rollout.store import prune_unless_commanding, settings_of
 from serving.settings import Settings
 from slipway.errors import SlipwayError
 
@@ -85,6 +86,9 @@ class Follower:
         self._trial: _Trial | None = None
         self._reported: Report | None = None
         self._reported_at = 0.0
+        self._writing = threading.Lock()
+        self._is_stopped = False
+        self.num_reports = 0  # that were written
         self._failing = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -103,6 +107,16 @@ class Follower:
         """Settings for the stable model, as it is now."""
         return settings_of(self._settings, self._stable)
 
+    @property
+    def is_shadowing(self) -> bool:
+        """Whether a candidate answers copies of requests in this worker."""
+        return self._trial is not None and self._trial.shadow is not None
+
+    def card(self) -> dict[str, object]:
+        """What `/model` says of it: which model was rolled out, and that it is served in place of SLIPWAY_BUNDLE."""
+        wins_over = str(self._settings.bundle) if self._stable else None
+        return {"stable": name_of(self._stable), "wins_over": wins_over, "candidate": self._trial.candidate.name if self._trial else None}
+
     def start(self) -> None:
         """Follow from now on."""
         if not self._settings.accept_draft:
@@ -116,7 +130,10 @@ class Follower:
         report = self._report(stopped=True)
         await self._drop()
         if self._task and self._reported:
-            await asyncio.to_thread(self._write, report)
+            try:
+                await asyncio.to_thread(self._write, report)
+            except OSError as error:
+                logger.error("the rollout does not know that this worker ends: %r", error)
 
     def note_quality(self, model_version: str, *, is_wrong: bool) -> None:
         """Evidence by feedback: an answer of that model was wrong, or the value too far off. Any thread may call it.
@@ -162,7 +179,7 @@ class Follower:
         try:
             status = (self._state_folder / FILE).stat()
             stamp = (status.st_mtime_ns, status.st_ino)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             stamp = (0, 0)
         changed, self._stamp = stamp != self._stamp, stamp
         return changed
@@ -189,6 +206,8 @@ class Follower:
             if event.number in untold:
                 self._count_and_log(event.what, event.model, event.reason)
         forget_reports(self._state_folder, after.candidate.id if after.candidate else None)
+        if after.candidate is None:
+            prune_unless_commanding(self._state_folder)
         return after
 
     def _count_and_log(self, what: str, model: str, reason: str) -> None:
@@ -317,5 +336,10 @@ class Follower:
             self._write(report)
 
     def _write(self, report: Report) -> None:
-        write_report(self._state_folder, report)
-        self._reported, self._reported_at = report, time.monotonic()
+        with self._writing:  # a look that was cancelled may still be at it on its thread
+            if self._is_stopped and not report.stopped:
+                return
+            self._is_stopped = report.stopped
+            write_report(self._state_folder, report)
+            self._reported, self._reported_at = report, time.monotonic()
+            self.num_reports += 1

@@ -58,7 +58,7 @@ class Plan(Contract):
 
     steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=20)] = (0.01, 0.05, 0.25, 0.5, 1.0)
     hold_s: Annotated[float, Field(ge=0)] = 60.0  # each step takes at least so long,
-    hold_requests: Annotated[int, Field(ge=1)] = 200  # and at least so many requests of the candidate's: a step without evidence is none
+    hold_requests: Annotated[int, Field(ge=1)] = 300  # and at least so many requests of the candidate's: a step without evidence is none
     slow_s: Annotated[float, Field(gt=0)] | None = None  # a request that takes longer is slow; null: measured on the stable model
 
 
@@ -152,7 +152,7 @@ def read_rollout(folder: Path) -> Rollout:
     path = folder / FILE
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return EMPTY
     except (ValueError, OSError) as error:
         raise RolloutError(f"{path} cannot be read: {error}. Remove it, and SLIPWAY_BUNDLE is served; or put it right.") from None

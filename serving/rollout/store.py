@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from serving.model import read_certified
-from serving.rollout.state import Model, RolloutError
+from serving.rollout.state import Model, RolloutError, read_rollout
 from serving.settings import Settings
 from slipway import files
 from slipway.bundle import MANIFEST
-from slipway.errors import BundleError
+from slipway.errors import BundleError, LockedError
 from slipway.passport import PASSPORT
 
 BUNDLE, CERTIFICATE, ENGINE, TRIED = "bundle", "certificate.json", "engine", "tried"
@@ -73,6 +73,19 @@ def prune_models(state: Path, named: Set[str]) -> None:
     for place in (state / "models").glob("*"):
         if place.is_dir() and place.name not in named:
             files.remove_directory(place)
+
+
+def prune_unless_commanding(state: Path) -> None:
+    """Remove the copies that the state does not name, or leave it to the command that is running."""
+    if not _threads.acquire(blocking=False):
+        return
+    try:
+        with files.lock(state / "command.lock", "a rollout command"):
+            prune_models(state, read_rollout(state).models)
+    except LockedError:
+        return
+    finally:
+        _threads.release()
 
 
 @contextmanager
