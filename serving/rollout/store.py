@@ -7,7 +7,7 @@ Only bytes whose digest was checked are in a copy, and a copy never changes.
 import shutil
 import threading
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from serving.model import read_certified
@@ -15,7 +15,7 @@ from serving.rollout.state import Model, RolloutError, read_rollout
 from serving.settings import Settings
 from slipway import files
 from slipway.bundle import MANIFEST
-from slipway.errors import BundleError, LockedError
+from slipway.errors import BundleError, LockedError, SlipwayError
 from slipway.passport import PASSPORT
 
 BUNDLE, CERTIFICATE, ENGINE, TRIED = "bundle", "certificate.json", "engine", "tried"
@@ -56,6 +56,15 @@ def settings_of(settings: Settings, model: Model | None) -> Settings:
             "Deploy a bundle, or return to SLIPWAY_BUNDLE: python -m serving.rollout reset"
         )
     return settings.model_copy(update={"bundle": place / BUNDLE, "certificate": place / CERTIFICATE, "engine": place / ENGINE})
+
+
+def served_bundle(settings: Settings) -> Path:
+    """Where the bundle is that a start would serve; SLIPWAY_BUNDLE's where the state cannot be read, which loading tells about."""
+    if settings.accept_draft:  # as Follower.begin has it
+        return settings.bundle
+    with suppress(SlipwayError):
+        return settings_of(settings, read_rollout(settings.state).stable).bundle
+    return settings.bundle
 
 
 def is_tried(state: Path, model: Model) -> bool:

@@ -57,6 +57,12 @@ async def propose(inference: Inference, *arguments: Any, **options: Any) -> None
     await asyncio.to_thread(commands.propose, inference.settings, *arguments, **options)
 
 
+async def serves(inference: Inference, version: str) -> None:
+    """Wait until it is the stable model, and nothing is on its way."""
+    await settle(inference, lambda: inference.model is not None and inference.model.version == version)
+    await settle(inference, lambda: read_rollout(inference.settings.state).candidate is None)
+
+
 def last_event(inference: Inference) -> tuple[str, str]:
     event = read_rollout(inference.settings.state).events[-1]
     return event.what, event.reason
@@ -72,7 +78,7 @@ def test_a_deployed_model_is_served_and_stays_after_a_restart_whatever_becomes_o
 
     async def deploy(client: Any, inference: Inference) -> None:
         await propose(inference, "deploy", bundle)
-        await settle(inference, lambda: inference.model is not None and inference.model.version == version)
+        await serves(inference, version)
         answer = (await client.post("/predict", content=PICTURES[3])).json()
         assert answer["model_version"] == version
         assert np.allclose(list(answer["probabilities"].values()), scaled_probabilities(2)[3], atol=1e-5)
@@ -97,23 +103,19 @@ def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle
     versions = [load_bundle(bundle).version for bundle in bundles]
 
     async def work(client: Any, inference: Inference) -> None:
-        async def serves(version: str) -> None:
-            await settle(inference, lambda: inference.model is not None and inference.model.version == version)
-            await settle(inference, lambda: read_rollout(settings.state).candidate is None)
-
         for bundle, version in zip(bundles, versions, strict=True):
             await propose(inference, "deploy", bundle)
-            await serves(version)
+            await serves(inference, version)
         await settle(
             inference, lambda: {path.name[:12] for path in (settings.state / "models").iterdir()} == set(versions)
         )  # the last three
         for version in (versions[1], versions[0]):
             await asyncio.to_thread(commands.rollback, settings)
-            await serves(version)
+            await serves(inference, version)
         with pytest.raises(RolloutError, match="nothing was served before"):
             commands.rollback(settings)
         await asyncio.to_thread(commands.reset, settings)
-        await serves(first)
+        await serves(inference, first)
         assert (await client.get("/rollout")).json()["stable"] == "SLIPWAY_BUNDLE"
 
         await settle(inference, lambda: not list((settings.state / "models").iterdir()))
@@ -151,8 +153,7 @@ def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_nam
         for number in range(num_swaps):
             factor = 2 + number % 2
             await propose(inference, "deploy", bundles[factor])
-            await settle(inference, lambda version=versions[factor]: inference.model.version == version)  # type: ignore[misc]  # a default binds it
-            await settle(inference, lambda: read_rollout(settings.state).candidate is None)
+            await serves(inference, versions[factor])
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert set(callers.versions) == set(expected)
