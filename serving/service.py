@@ -26,6 +26,7 @@ from serving.keys import read_keys
 from serving.monitoring import open_server_directory, tether_to_server
 from serving.operator_port import OperatorPort
 from serving.packing import bento_labels
+from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
 from serving.supervising import supervise
 from slipway.errors import SlipwayError
@@ -34,7 +35,7 @@ try:
     SETTINGS = read_settings()
 except SettingsError as error:
     raise BentoMLConfigException(str(error)) from None  # BentoML's commands print this one without a traceback
-COLUMNS = read_columns(SETTINGS.bundle)
+COLUMNS = read_columns(served_bundle(SETTINGS))
 
 
 @functools.cache

@@ -40,6 +40,7 @@ class Settings(BaseSettings):
     rebuilt_engine: Path = Path("artifacts/rebuilt_engine")  # built and certified on this machine
     rebuild_engine: bool = False  # build it in the background where the engine is another machine's
     engine_cache: Path = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
+    state: Path = Path(".work/serving")  # what the service remembers: what is rolled out
     accept_draft: bool = False  # for the verify stage alone, whose HTTP hop needs a service before it can certify one
     provider: Provider = "auto"
     variant: Variant = "auto"
@@ -59,6 +60,7 @@ class Settings(BaseSettings):
     admin_port: Annotated[int, Field(ge=0, le=65535)] = 0  # of what operators ask; 0: on the main port
     admin_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of the requests that a candidate answers copies of
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
     keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
@@ -69,7 +71,7 @@ class Settings(BaseSettings):
     def _empty_is_unset(cls, path: Any) -> Any:
         return path or None
 
-    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "keep_directory", "keys")
+    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "state", "keep_directory", "keys")
     @classmethod
     def _from_the_root(cls, path: Path | None) -> Path | None:
         return ROOT / path if path else None
