@@ -7,7 +7,7 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +24,8 @@ from serving.observing import Answered, Observer
 from serving.payload import Payload
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
+from serving.rollout.canary import Canary
+from serving.rollout.following import Follower
 from serving.settings import Settings
 from slipway.bundle import SCORE_NAME
 from slipway.cores import num_cores
@@ -47,6 +49,9 @@ class Inference:
         self._observers: list[Observer] = []
         self.is_draining = False  # it still answers, but is not ready: no more should be sent here
         self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
+        self.canary: Canary | None = None  # the candidate that gets a share of the requests
+        self.rollout = Follower(self)
+        self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
 
     @property
     def model(self) -> ServedModel | None:
@@ -83,6 +88,7 @@ class Inference:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         self.reason = "the service is shutting down"
+        await self.rollout.stop()
         live, self._live = self._live, None
         self.monitoring.model(None)
         if live:
@@ -93,7 +99,17 @@ class Inference:
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
-        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self._on_batch)
+        await self.take_over(self.make_live(model, "stable"))
+
+    def make_live(self, model: ServedModel, slot: str) -> LiveModel:
+        """A model with its decoder and queue, which no request goes to yet."""
+        return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
+
+    async def take_over(self, live: LiveModel) -> None:
+        """`swap` with a model that has its queue already."""
+        before, self._live = self._live, live
+        live.slot = "stable"
+        model = live.model
         self._admission.max_batch_size = model.max_batch_size
         self.reason = ""
         self.monitoring.model(model)
@@ -105,6 +121,14 @@ class Inference:
         )  # fmt: skip
         if before:
             await before.retire()
+
+    def observe(self, observer: Observer) -> None:
+        """Offer it every answered request from now on."""
+        self._observers = [*self._observers, observer]
+
+    def forget(self, observer: Observer) -> None:
+        """No longer."""
+        self._observers = [one for one in self._observers if one is not observer]
 
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
@@ -119,11 +143,17 @@ class Inference:
 
     def card(self) -> dict[str, Any]:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
-        return self.require_model().card() | {"rebuild": {"status": self.rebuild.status, "reason": self.rebuild.reason}}
+        rebuild = {"status": self.rebuild.status, "reason": self.rebuild.reason}
+        return self.require_model().card() | {"rebuild": rebuild, "rolled_out": self.rollout.card()}
 
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or to what came in a list, without its request id; Refusal if it gets none."""
-        live = self._require_live()
+        if self.canary is None:
+            return await self._predict_with(self._require_live(), payload, request_id)
+        return await self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
+
+    async def _predict_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
+        """The answer of one model, which the request may not outlive."""
         visit = self._admission.enter(len(payload.items))
         self.monitoring.queue_depth(self._admission.num_requests)
         model = live.model
@@ -131,6 +161,7 @@ class Inference:
             with live.request():
                 decoded, batched = await self._run(live, payload, visit)
             answers = [finite_answer(row.answer) for row in batched.rows]
+            self.monitoring.answer(live.slot)
             if self._observers:
                 answered = _answered(request_id, payload, model, decoded, batched.rows, answers)
                 for observer in self._observers:
@@ -186,7 +217,8 @@ class Inference:
     async def _load(self) -> None:
         self.monitoring.model(None)
         try:
-            model = await asyncio.to_thread(load_model, self.settings)
+            settings = await asyncio.to_thread(self.rollout.begin)
+            model = await asyncio.to_thread(load_model, settings)
         except SlipwayError as error:
             self.reason = str(error)
             logger.error("not ready: %s", error)
@@ -195,6 +227,7 @@ class Inference:
             logger.exception("not ready")
         else:
             await self.swap(model)
+        self.rollout.start()
         self.rebuild = first_state(self.settings, self.model)
         if self.rebuild.status == "impossible":
             logger.error("no engine can be built for this machine: %s", self.rebuild.reason)
@@ -205,8 +238,11 @@ class Inference:
     async def _rebuild(self) -> None:
         """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
         try:
-            await build(self.settings, self._rebuild_command)
-            model = await asyncio.to_thread(load_model, self.settings)
+            settings = self.rollout.stable_settings
+            await build(settings, self._rebuild_command)
+            if settings != self.rollout.stable_settings:
+                raise EngineError("another model was rolled out meanwhile; its engine is built at the next start")
+            model = await asyncio.to_thread(load_model, settings)
             if model.selection.actual.backend != "tensorrt":
                 raise EngineError("; ".join(model.selection.passed_over))
             await self.swap(model)

@@ -21,10 +21,14 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from serving.keeping import OUTCOMES
 from serving.model import ServedModel
 from serving.responses import ERRORS
+from serving.rollout.evidence import SHADOWED
+from serving.rollout.state import OUTCOMES as SWAPPED
 from serving.tallies import Count, Distribution, Level, Tally
 from slipway.files import is_alive
 from slipway.tether import tether_to
 
+KEY_REFUSALS = ("missing", "unknown", "role", "rate")
+SLOTS = ("stable", "candidate", "shadow")  # of the model that answered; a shadow answers copies
 STAGES = ("read", "decode", "queue", "infer", "encode")
 FLUSH_S = 0.05  # at most so long a count waits to be written
 # A series for each bound, label and worker: few for the stages, finer for the whole, whose percentiles are shown.
@@ -67,8 +71,21 @@ class Monitoring:
         self._expired = self._tally(Count(expired))
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
+        refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
+        self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
+        key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
+        self._key_faults = self._tally(Count(key_faults))
         queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         self._queue = self._tally(Level(queue))
+        answers = Counter("slipway_predictions", "Requests that a model answered, by its place in a rollout.", ["slot"], registry=registry)
+        self._answers = {slot: self._tally(Count(answers.labels(slot))) for slot in SLOTS}
+        swaps = Counter("slipway_swaps", "What became of models that were rolled out.", ["outcome"], registry=registry)
+        self._swaps = {outcome: swaps.labels(outcome) for outcome in SWAPPED}
+        shadowed = Counter("slipway_shadow", "Copies of requests, by how the candidate answered them.", ["outcome"], registry=registry)
+        self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
+        self._share = Gauge(
+            "slipway_candidate_share", "Share of the requests that a canary answers.", multiprocess_mode="livemax", registry=registry
+        )
         self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
         labels = ["model_version", "task", "backend", "provider", "precision", "variant", "requested_provider", "requested_variant"]
         self._info = Gauge(
@@ -97,9 +114,35 @@ class Monitoring:
         """Count a request whose deadline passed before the model took any of it."""
         self._expired.add()
 
+    def key_refused(self, reason: str) -> None:
+        """Count a request that was refused for its key; `reason` is one of KEY_REFUSALS."""
+        self._refused_keys[reason].add()
+
+    def keys_unreadable(self) -> None:
+        """Count a file of keys that could not be read, or had wrong lines."""
+        self._key_faults.add()
+
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
         self._kept[outcome].inc(num_requests)
+
+    def answer(self, slot: str) -> None:
+        """Count a request that the model in that slot answered; one of SLOTS."""
+        self._answers[slot].add()
+
+    def swap(self, outcome: str) -> None:
+        """Count what became of a candidate. One worker does, whoever sees it first."""
+        self._swaps[outcome].inc()
+
+    def shadowed(self, outcome: str) -> None:
+        """Count a copy of a request. Any thread may call it."""
+        self._shadowed[outcome].inc()
+        if outcome in ("agrees", "differs"):
+            self._answers["shadow"].add()
+
+    def candidate_share(self, share: float) -> None:
+        """Set the share of the requests that a canary answers, 0 where there is none."""
+        self._share.set(share)
 
     def stage(self, stage: str, seconds: float) -> None:
         """Note how long a stage of one prediction took."""

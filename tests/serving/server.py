@@ -52,7 +52,12 @@ def free_port() -> int:
 
 def environment(folder: Path, **settings: object) -> dict[str, str]:
     """The environment of a service for `folder`/bundle and its certificate, with a BENTOML_HOME in the folder."""
-    paths = {"bundle": folder / "bundle", "certificate": folder / "certificate.json", "engine": folder / "engine"}
+    paths = {
+        "bundle": folder / "bundle",
+        "certificate": folder / "certificate.json",
+        "engine": folder / "engine",
+        "state": folder / "state",
+    }
     quick = {"drain_s": 0}  # nobody has to be told that it ends
     variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "PROMETHEUS_"))}
