@@ -30,6 +30,7 @@ from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
 from serving.supervising import supervise
 from slipway.errors import SlipwayError
+from slipway.freed_memory import give_back_freed_memory
 
 try:
     SETTINGS = read_settings()
@@ -130,6 +131,7 @@ class Slipway:
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        give_back_freed_memory()
         drain_on_sigterm(inference())
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
