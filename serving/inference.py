@@ -7,7 +7,7 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +23,8 @@ from serving.observing import Answered, Observer
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.settings import Settings
+from serving.watching.feedback import Feedback
+from serving.watching.watcher import limits_of, open_watcher
 from slipway.bundle import SCORE_NAME
 from slipway.columns import ColumnContract
 from slipway.errors import EngineError, SlipwayError
@@ -44,6 +46,8 @@ class Inference:
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
         self._num_pending = 0
+        self.feedback: Feedback | None = None  # None where nothing is watched
+        self.parts: dict[str, Callable[[], dict[str, Any]]] = {}  # what `/status` shows, by part
 
     @property
     def model(self) -> ServedModel | None:
@@ -55,6 +59,11 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model.bundle if self.model else None)
+        if watcher:
+            self._observers.append(watcher)
+            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
+            self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -81,6 +90,8 @@ class Inference:
             await live.retire()
         for observer in self._observers:
             await asyncio.to_thread(observer.close)
+        if self.feedback:
+            await asyncio.to_thread(self.feedback.close)
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
@@ -206,7 +217,7 @@ def _answered(
         content_type="application/json" if isinstance(manifest.input, ColumnContract) else "application/octet-stream",
         is_list=decoded.is_list,
         inputs=decoded.inputs,
-        bundle_digest=model.bundle.digest,
+        bundle=model.bundle,
         execution=model.selection.actual,
         outputs={manifest.output_name: [row.outputs for row in batched], SCORE_NAME: [np.asarray(row.score) for row in batched]},
         answers=answers,

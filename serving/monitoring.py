@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from serving.keeping import OUTCOMES
 from serving.model import ServedModel
 from serving.responses import ERRORS
+from serving.watching.metrics import WatchingMetrics
 from slipway.files import is_alive
 from slipway.tether import tether_to
 
@@ -50,6 +51,7 @@ class Monitoring:
             "slipway_model_info", "1 for the model that is ready, and how it runs.", labels, multiprocess_mode="livemax", registry=registry
         )
         self._shown: Gauge | None = None
+        self.watching = WatchingMetrics(registry)
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer; `route` is one of the front's own, never a path that a caller made up."""
@@ -97,11 +99,17 @@ class Monitoring:
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format, summed over the workers of this server."""
         if _MULTIPROCESS not in os.environ:
-            return generate_latest(self._registry)
+            return generate_latest(self._registry) + self._gauges_of_all()
         _forget_dead_workers(Path(os.environ[_MULTIPROCESS]))
         summed = CollectorRegistry()
         multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
-        return generate_latest(summed)
+        return generate_latest(summed) + self._gauges_of_all()
+
+    def _gauges_of_all(self) -> bytes:
+        """What every worker knows alike, and is not summed."""
+        shared = CollectorRegistry()
+        shared.register(self.watching)
+        return generate_latest(shared)
 
 
 def open_server_directory(parent: Path) -> None:

@@ -50,6 +50,12 @@ class Settings(BaseSettings):
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    state: Path = Path(".work/serving")  # what the service remembers over restarts, of all its workers
+    watch: bool = True  # drift, and feedback
+    window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 1000  # that a window for drift ends with
+    window_minutes: Annotated[float, Field(gt=0, le=44640)] = 60.0  # after which it ends with fewer, if they are enough to be judged
+    feedback_rows: Annotated[int, Field(ge=100, le=100_000_000)] = 100_000  # predictions, and truths, that are remembered
+    feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # for so long
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
     keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
@@ -60,7 +66,7 @@ class Settings(BaseSettings):
     def _empty_is_unset(cls, path: Any) -> Any:
         return path or None
 
-    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "keep_directory")
+    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "state", "keep_directory")
     @classmethod
     def _from_the_root(cls, path: Path | None) -> Path | None:
         return ROOT / path if path else None

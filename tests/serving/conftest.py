@@ -31,6 +31,7 @@ def make_settings(certified: Path) -> MakeSettings:
 
     def make(**variables: object) -> Settings:
         paths = {"bundle": certified / "bundle", "certificate": certified / "certificate.json", "engine": certified / "engine"}
+        paths["state"] = certified / "state"
         return read_settings({f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | variables).items()})
 
     return make

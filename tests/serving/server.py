@@ -49,6 +49,7 @@ def free_port() -> int:
 def environment(folder: Path, **settings: object) -> dict[str, str]:
     """The environment of a service for `folder`/bundle and its certificate, with a BENTOML_HOME in the folder."""
     paths = {"bundle": folder / "bundle", "certificate": folder / "certificate.json", "engine": folder / "engine"}
+    paths["state"] = folder / "state"
     variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | settings).items()}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "PROMETHEUS_"))}
     return inherited | variables | {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
