@@ -222,6 +222,7 @@ def _manifest(
         calibration=trained.calibration,
         metrics=trained.metrics,
         card_sha256=None,
+        drift_sha256=None,
         lineage=lineage,
         versions=package_versions(),
     )
