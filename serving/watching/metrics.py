@@ -6,7 +6,7 @@ shows the same, and a feature of a model that was exchanged does not stay behind
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,11 +126,11 @@ class WatchingMetrics(Collector):
         yield _gauge("slipway_true_quality", "Of the last rows whose truth was told.", ["metric"], quality)
 
 
-def _alone(value: float | None) -> dict[tuple[str, ...], float]:
+def _alone(value: float | None) -> dict[tuple[()], float]:
     return {} if value is None else {(): float(value)}
 
 
-def _gauge(name: str, text: str, labels: list[str], samples: dict[tuple[str, ...], Any]) -> GaugeMetricFamily:
+def _gauge(name: str, text: str, labels: list[str], samples: Mapping[Any, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, number in samples.items():
         family.add_metric(values, number)

@@ -5,7 +5,6 @@ one whose end was not seen is not merged again. Whoever finds a window full, or 
 """
 
 import json
-import logging
 import secrets
 import sqlite3
 import time
@@ -16,8 +15,6 @@ from typing import Any, Protocol
 
 from serving.watching.database import Database
 from slipway.drift.window import Window
-
-logger = logging.getLogger("bentoml.slipway")
 
 MAX_WINDOWS = 500  # closed ones, of all models
 PENDING_S = 3600.0  # that a truth waits for its prediction: a worker's last seconds, or a clock that is ahead
@@ -243,9 +240,10 @@ class Store:
             return
         try:
             judgement = model.judge(model.load(content), max(now - since, 1.0))
+            text = json.dumps(judgement, allow_nan=False)
         except Exception as error:  # whatever is wrong with it, another attempt would find the same
             merged.errors.append(error)
-            _close(connection, window_id, now, None, {"error": f"{type(error).__name__}: {error}"})
+            _close(connection, window_id, now, None, _fault(error))
             return
         if judgement is None:
             if is_old:
@@ -253,7 +251,7 @@ class Store:
                 merged.closed.append(Closed(version, num_rows, None, True, {}))
             return
         drifted = bool(judgement["drifted"])
-        _close(connection, window_id, now, drifted, judgement)
+        _close(connection, window_id, now, drifted, text)
         merged.closed.append(Closed(version, num_rows, drifted, False, judgement))
 
 
@@ -266,7 +264,7 @@ def _add(connection: sqlite3.Connection, version: str, window: Window, model: Wa
             whole.merge(window)
         except Exception as error:  # of another version of this code: what it holds cannot be used, the rows at hand can
             merged.errors.append(error)
-            _close(connection, found[0], now, None, {"error": f"{type(error).__name__}: {error}"})
+            _close(connection, found[0], now, None, _fault(error))
         else:
             connection.execute("UPDATE windows SET num_rows = ?, content = ? WHERE id = ?", (whole.num_rows, whole.to_bytes(), found[0]))
             return
@@ -276,7 +274,7 @@ def _add(connection: sqlite3.Connection, version: str, window: Window, model: Wa
     )
 
 
-def _close(connection: sqlite3.Connection, window_id: int, now: float, drifted: bool | None, judgement: dict[str, Any]) -> None:
+def _close(connection: sqlite3.Connection, window_id: int, now: float, drifted: bool | None, judgement: str) -> None:
     """Close a window. A proposal is due where a model's traffic begins to drift, and once a day while it goes on."""
     (model,) = connection.execute("SELECT model FROM windows WHERE id = ?", (window_id,)).fetchone()
     previous = connection.execute(
@@ -286,8 +284,12 @@ def _close(connection: sqlite3.Connection, window_id: int, now: float, drifted: 
     is_news = previous is None or not previous[0] or last is None or now - last >= _DAY_S
     connection.execute(
         "UPDATE windows SET closed = ?, drifted = ?, judgement = ?, proposal = ? WHERE id = ?",
-        (now, drifted, json.dumps(judgement, allow_nan=False), int(bool(drifted) and is_news), window_id),
+        (now, drifted, judgement, int(bool(drifted) and is_news), window_id),
     )
+
+
+def _fault(error: Exception) -> str:
+    return json.dumps({"error": f"{type(error).__name__}: {error}"})
 
 
 def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:

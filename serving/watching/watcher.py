@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,19 @@ _CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits fo
 _CHUNK_BYTES = 2 << 20
 _MAX_MODELS = 8  # whose references stay in memory
 _WINDOW_SHARE = 4  # a part has at most this share of a window, so that windows are not much larger than they should be
+_PARTS = {  # under which label a fault of what is counted
+    "gathering": "collect",
+    "counting": "collect",
+    "recording": "collect",
+    "reference": "features",
+    "features": "features",
+    "merging": "state",
+    "tidying": "state",
+    "refreshing": "state",
+    "judging": "judge",
+    "quality": "quality",
+    "proposals": "proposal",
+}
 
 
 @dataclass
@@ -76,7 +90,7 @@ class Watcher:
         self._features_allowance = Allowance(FEATURES_SHARE, _BURST_S)
         self._records_allowance = Allowance(RECORDS_SHARE, _BURST_S)
         self._random = np.random.default_rng()
-        self._failing: dict[str, str] = {}  # by part, what the log has said
+        self._failing: dict[str, str] = {}  # by what failed, why; it was said in the log
         self._due = {"merge": 0.0, "refresh": 0.0, "tidy": time.monotonic() + TIDY_S}
         self._status: dict[str, Any] = {"drift": {"state": "starting"}, "feedback": {"state": "starting"}}
         self._proposal: str | None = None
@@ -102,7 +116,8 @@ class Watcher:
 
     def drift_status(self) -> dict[str, Any]:
         """The open window, the last ones, and what they say. Of seconds ago at most."""
-        return self._status["drift"] | {"faults": dict(self._failing), "proposal": self._proposal}
+        status: dict[str, Any] = self._status["drift"]
+        return status | {"faults": dict(self._failing), "proposal": self._proposal}
 
     def feedback_status(self) -> dict[str, Any]:
         """How good the model has proved to be. Of seconds ago at most."""
@@ -118,39 +133,39 @@ class Watcher:
         self._store.close()
 
     def _round(self, is_last: bool) -> None:
-        for rows in self._attempt("collect", self._gather) or []:
-            self._attempt("collect", lambda rows=rows: self._count(rows))
-            self._attempt("features", lambda rows=rows: self._look(rows))
-            self._attempt("collect", lambda rows=rows: self._record(rows))
+        for rows in self._attempt("gathering", self._gather) or []:
+            self._attempt("counting", partial(self._count, rows))
+            self._attempt("features", partial(self._look, rows))
+            self._attempt("recording", partial(self._record, rows))
         if is_last or self._is_due("merge", MERGE_S):
-            self._attempt("state", self._merge)
+            self._attempt("merging", self._merge)
         if is_last:
             return
         if self._is_due("tidy", TIDY_S):
-            self._attempt("state", self._tidy)
+            self._attempt("tidying", self._tidy)
         if self._is_due("refresh", REFRESH_S):
-            self._attempt("proposal", self._propose)
+            self._attempt("proposals", self._propose)
             self._attempt("quality", self._measure)
-            self._attempt("state", self._refresh)
+            self._attempt("refreshing", self._refresh)
 
-    def _attempt(self, part: str, work: Callable[[], Any]) -> Any:
+    def _attempt(self, what: str, work: Callable[[], Any]) -> Any:
         """What `work` returns; None where it fails, which is counted, and said in the log once until it works again."""
         try:
             found = work()
         except Exception as error:
-            self._failed(part, error)
+            self._failed(what, error)
             return None
-        if self._failing.pop(part, None):
-            logger.info("watching: %s works again", part)
+        if self._failing.pop(what, None):
+            logger.info("watching: %s works again", what)
         return found
 
-    def _failed(self, part: str, error: Exception) -> None:
+    def _failed(self, what: str, error: Exception) -> None:
         with suppress(Exception):  # counting itself may need the disk that is full; nothing is left to tell it to
-            self._metrics.error(part)
+            self._metrics.error(_PARTS[what])
         reason = disk_fault(error) or f"{type(error).__name__}: {error}"
-        if self._failing.get(part) is None:
-            logger.error("watching: %s failed, requests are answered all the same: %s", part, reason)
-        self._failing[part] = reason
+        if what not in self._failing:
+            logger.error("watching: %s failed, requests are answered all the same: %s", what, reason)
+        self._failing[what] = reason
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = time.monotonic()
@@ -183,7 +198,7 @@ class Watcher:
         model = self._models.get(bundle.version)
         if model is None:
             model = self._models[bundle.version] = WatchedModel(bundle)
-            self._attempt("features", model.read_reference)  # once: what cannot be read then is not watched for drift
+            self._attempt("reference", model.read_reference)  # once: what cannot be read then is not watched for drift
         return model
 
     def _count(self, rows: _Rows) -> None:
@@ -220,8 +235,8 @@ class Watcher:
                 window = self._part.windows.setdefault(rows.model.version, rows.model.window())
                 window.add(features)
             self._metrics.rows("watched", len(chunk))
-            if window.num_rows >= self._part_rows and "state" not in self._failing:
-                self._attempt("state", self._merge)
+            if window.num_rows >= self._part_rows and "merging" not in self._failing:
+                self._attempt("merging", self._merge)
 
     def _record(self, rows: _Rows) -> None:
         """Predictions to remember, as many as there is time for."""
@@ -251,7 +266,7 @@ class Watcher:
             self._metrics.feedback("joined", merged.num_joined)
             self._metrics.feedback("invalid", merged.num_ambiguous)
             for error in merged.errors:
-                self._failed("judge", error)
+                self._failed("judging", error)
             for closed in merged.closed:
                 self._tell(closed)
             if self._part.is_empty:
@@ -261,6 +276,7 @@ class Watcher:
         if closed.is_too_small:
             self._metrics.window("too_small")
         elif closed.drifted is not None:
+            self._failing.pop("judging", None)
             self._metrics.window("drifted" if closed.drifted else "clean")
             self._due["refresh"] = 0.0
         if closed.drifted:
