@@ -46,7 +46,7 @@ def test_nothing_is_kept_unless_it_is_asked_for(make_settings: MakeSettings, tmp
         assert not [thread for thread in threading.enumerate() if thread.name == "slipway-keep"]
         assert [outcome(inference, name) for name in keeping.OUTCOMES] == [0, 0, 0]
 
-    run(make_settings(keep_directory=""), work)
+    run(make_settings(keep_directory="", watch=False), work)
     assert set(tmp_path.rglob("*")) == before
 
 
