@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from serving.batching import BatchAnswer
+from serving.batching import Batched, Submission
 from serving.decoding import Decoded
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
-from serving.model import InvalidAnswerError, ServedModel, load_model
+from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answer, load_model
 from serving.monitoring import Monitoring
 from serving.observing import Answered, Observer
+from serving.payload import Payload
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.settings import Settings
 from serving.watching.feedback import Feedback
 from serving.watching.watcher import limits_of, open_watcher
 from slipway.bundle import SCORE_NAME
-from slipway.columns import ColumnContract
 from slipway.errors import EngineError, SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
@@ -92,10 +92,11 @@ class Inference:
             await asyncio.to_thread(observer.close)
         if self.feedback:
             await asyncio.to_thread(self.feedback.close)
+        self.monitoring.close()
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
-        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self._on_batch)
+        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self.monitoring.batch)
         self.reason = ""
         self.monitoring.model(model)
         actual, requested = model.selection.actual, model.selection.requested
@@ -115,20 +116,20 @@ class Inference:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
         return self.require_model().card() | {"rebuild": {"status": self.rebuild.status, "reason": self.rebuild.reason}}
 
-    async def predict(self, payload: bytes, request_id: str) -> dict[str, Any]:
-        """The answer to one encoded image, or to rows as JSON, without its request id; Refusal if it gets none."""
+    async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
+        """The answer to one image or to what came in a list, without its request id; Refusal if it gets none."""
         live = self._require_live()
         if self._num_pending >= self.settings.max_queue:
             raise Refusal("queue_full", f"{self._num_pending} requests are waiting, the limit; try again later", headers=(RETRY_AFTER,))
         self._num_pending += 1
+        self.monitoring.queue_depth(self._num_pending)
         model = live.model
         try:
             with live.request():
-                decoded = await self._decode(live, payload)
-                batched = await self._run(live, decoded)
-            answers = [model.answer(row.outputs, row.score) for row in batched]
+                decoded, batched = await self._run(live, payload)
+            answers = [finite_answer(row.answer) for row in batched.rows]
             if self._observers:
-                answered = _answered(request_id, payload, model, decoded, batched, answers)
+                answered = _answered(request_id, payload, model, decoded, batched.rows, answers)
                 for observer in self._observers:
                     observer.offer(answered)
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
@@ -137,10 +138,10 @@ class Inference:
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         finally:
             self._num_pending -= 1
+            self.monitoring.queue_depth(self._num_pending)
 
     def exposition(self) -> bytes:
-        """The metrics, with the depth of the queue as it is now."""
-        self.monitoring.queue_depth(self._num_pending)
+        """The metrics."""
         return self.monitoring.exposition()
 
     def _require_live(self) -> LiveModel:
@@ -148,26 +149,27 @@ class Inference:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
 
-    async def _decode(self, live: LiveModel, payload: bytes) -> Decoded:
-        started = perf_counter()
-        decoded = await live.decoder.decode(payload)
-        self.monitoring.stage("decode", perf_counter() - started)
-        return decoded
-
-    async def _run(self, live: LiveModel, decoded: Decoded) -> list[BatchAnswer]:
+    async def _run(self, live: LiveModel, payload: Payload) -> tuple[Decoded, Batched[AnsweredRow]]:
+        """What the model says of a request; one that is cancelled before the model took any of it is counted as expired."""
+        submission: Submission[AnsweredRow] | None = None
         try:
-            batched = await live.batcher.submit_all(decoded.inputs)
+            started = perf_counter()
+            decoded = await live.decoder.decode(*payload.items)
+            self.monitoring.stage("decode", perf_counter() - started)
+            submission = live.batcher.submit(decoded.inputs)
+            batched = await submission.answer
+        except asyncio.CancelledError:
+            if submission is None or not submission.num_taken:
+                self.monitoring.expired()
+            raise
         except Exception as error:
+            if submission is None:
+                raise
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
-        first, last = batched[0], batched[-1]  # several rows may take several batches
-        self.monitoring.stage("queue", first.queue_seconds)
-        self.monitoring.stage("infer", last.queue_seconds + last.infer_seconds - first.queue_seconds)
-        return batched
-
-    def _on_batch(self, num_rows: int) -> None:
-        self.monitoring.batch(num_rows)
-        self.monitoring.queue_depth(self._num_pending)
+        self.monitoring.stage("queue", batched.queue_seconds)
+        self.monitoring.stage("infer", batched.infer_seconds)
+        return decoded, batched
 
     async def _load(self) -> None:
         self.monitoring.model(None)
@@ -207,18 +209,19 @@ class Inference:
 
 
 def _answered(
-    request_id: str, payload: bytes, model: ServedModel, decoded: Decoded, batched: list[BatchAnswer], answers: list[dict[str, Any]]
+    request_id: str, payload: Payload, model: ServedModel, decoded: Decoded, rows: list[AnsweredRow], answers: list[dict[str, Any]]
 ) -> Answered:
     """What is kept of a request."""
-    manifest = model.bundle.manifest
     return Answered(
         request_id=request_id,
         payload=payload,
-        content_type="application/json" if isinstance(manifest.input, ColumnContract) else "application/octet-stream",
         is_list=decoded.is_list,
         inputs=decoded.inputs,
         bundle=model.bundle,
         execution=model.selection.actual,
-        outputs={manifest.output_name: [row.outputs for row in batched], SCORE_NAME: [np.asarray(row.score) for row in batched]},
+        outputs={
+            model.bundle.manifest.output_name: [row.outputs for row in rows],
+            SCORE_NAME: [np.asarray(row.score) for row in rows],
+        },
         answers=answers,
     )

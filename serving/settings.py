@@ -45,6 +45,7 @@ class Settings(BaseSettings):
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of ONNX Runtime, per worker; 0 shares the cores among the workers
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 16 << 20
+    max_items: Annotated[int, Field(ge=1, le=4096)] = 64  # images in one request
     max_rows: Annotated[int, Field(ge=1, le=65536)] = 1024  # of a table, in one request
     max_batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker

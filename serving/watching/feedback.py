@@ -36,7 +36,7 @@ class Feedback:
 
     def __init__(self, settings: Settings, limits: Limits, metrics: WatchingMetrics) -> None:
         self._store = Store(settings.state, limits)
-        self._max_items = settings.max_rows
+        self._max_items = max(settings.max_rows, settings.max_items)  # of a table, of images
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-feedback")
         self._num_waiting = 0

@@ -4,8 +4,6 @@ The gauges of drift and quality come from one record, replaced as a whole, so th
 shows the same, and a feature of a model that was exchanged does not stay behind.
 """
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from serving.tallies import Distribution
 
 PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback")  # of slipway_monitoring_errors_total
 OUTCOMES = ("watched", "thinned", "dropped")  # of a row
@@ -51,7 +51,8 @@ class WatchingMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self.figures = Figures()
         self._classes = Counter("slipway_classes", "Predicted classes.", ["label"], registry=registry)
-        self._confidence = Histogram("slipway_confidence", "Probability of the predicted class.", buckets=CONFIDENCES, registry=registry)
+        confidence = Histogram("slipway_confidence", "Probability of the predicted class.", buckets=CONFIDENCES, registry=registry)
+        self._confidence = Distribution(confidence, CONFIDENCES)
         self._outliers = Counter("slipway_outliers", "Rows unlike the training rows.", registry=registry)
         self._missing = Counter("slipway_missing_cells", "Cells of tables that had no value.", registry=registry)
         rows = Counter("slipway_watched_rows", "Predicted rows, by whether they were looked at for drift.", ["outcome"], registry=registry)
@@ -72,16 +73,10 @@ class WatchingMetrics(Collector):
             self._classes.labels(label if label in self._labels else OTHER).inc(count)
 
     def confidences(self, values: Sequence[float]) -> None:
-        """Note the probabilities of predicted classes, many at once: each bucket is written once, and not once for each value."""
-        counts = [0] * (len(CONFIDENCES) + 1)
+        """Note the probabilities of predicted classes; one thread alone may call it."""
         for value in values:
-            counts[bisect_left(CONFIDENCES, value)] += 1
-        # The library's public `observe` takes one value; these are the fields that it writes (prometheus_client 0.26), and a test
-        # compares the two.
-        self._confidence._sum.inc(math.fsum(values))
-        for bucket, count in zip(self._confidence._buckets, counts, strict=True):
-            if count:
-                bucket.inc(count)
+            self._confidence.observe(value)
+        self._confidence.flush()
 
     def outliers(self, num_rows: int) -> None:
         """Count rows that were called outliers."""

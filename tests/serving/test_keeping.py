@@ -14,6 +14,7 @@ from serving import keeping
 from serving.inference import Inference
 from serving.keeping import Keeper, is_sampled
 from serving.observing import Answered
+from serving.payload import Payload
 from slipway.bundle import Bundle, LoadedBundle
 from slipway.columns import encode_rows, read_row
 from slipway.kept import KeptFolder, KeptRequest, digest_inputs, find_kept, read_kept
@@ -143,9 +144,8 @@ BUNDLE = LoadedBundle(Path("bundle"), cast(Bundle, None), "ab" * 32)  # keeping 
 
 def answered(number: int, num_bytes: int = 100) -> Answered:
     outputs = {"value": [np.zeros(1, np.float32)]}
-    return Answered(
-        f"id-{number}", bytes(num_bytes), "application/json", False, np.zeros((1, 2)), BUNDLE, EXECUTION, outputs, [{"value": 0.0}]
-    )
+    payload = Payload("columns", (bytes(num_bytes),))
+    return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), BUNDLE, EXECUTION, outputs, [{"value": 0.0}])
 
 
 class HangingFolder(KeptFolder):

@@ -20,6 +20,7 @@ import pytest
 from serving.front import Front
 from serving.inference import Inference
 from serving.model import load_model
+from serving.payload import Payload
 from serving.settings import Settings
 from slipway import compilation, files
 from slipway.bundle import LoadedBundle, load_bundle
@@ -363,11 +364,13 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Pa
             return slow(batch)
 
         live.batcher._run = run_slowly
-        in_flight = [asyncio.create_task(inference.predict(picture(number), f"request{number}")) for number in range(5)]
+        in_flight = [
+            asyncio.create_task(inference.predict(Payload("images", (picture(number),)), f"request{number}")) for number in range(5)
+        ]
         await asyncio.sleep(0.05)
         swapping = asyncio.create_task(inference.swap(new))
         await asyncio.sleep(0)
-        assert (await inference.predict(picture(), "new"))["model_version"] == new.version
+        assert (await inference.predict(Payload("images", (picture(),)), "new"))["model_version"] == new.version
         assert not swapping.done()  # it waits for those inside
         assert {answer["model_version"] for answer in await asyncio.gather(*in_flight)} == {old.version}
         await swapping

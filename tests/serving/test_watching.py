@@ -16,13 +16,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from serving.inference import Inference
 from serving.observing import Answered
+from serving.payload import Payload
 from serving.watching import watcher as watching
 from serving.watching.allowance import Allowance
-from serving.watching.metrics import CONFIDENCES, MAX_CLASSES, PARTS, WatchingMetrics
+from serving.watching.metrics import MAX_CLASSES, PARTS, WatchingMetrics
 from serving.watching.models import WatchedModel
 from serving.watching.store import Store
 from serving.watching.watcher import Watcher
@@ -109,20 +110,6 @@ def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(mak
         assert metric(inference, "slipway_confidence_sum") == pytest.approx(sum(highest))
 
     run(make_watched(), work)
-
-
-def test_many_confidences_at_once_are_noted_as_the_library_notes_each() -> None:
-    values = [*np.random.default_rng(1).random(200).tolist(), *CONFIDENCES, 0.0, 1.0]
-    ours, theirs = CollectorRegistry(), CollectorRegistry()
-    WatchingMetrics(ours).confidences(values)
-    histogram = Histogram("slipway_confidence", "Probability of the predicted class.", buckets=CONFIDENCES, registry=theirs)
-    for value in values:
-        histogram.observe(value)
-
-    def buckets(registry: CollectorRegistry) -> list[str]:
-        return [line for line in generate_latest(registry).decode().splitlines() if line.startswith("slipway_confidence_bucket")]
-
-    assert buckets(ours) == buckets(theirs)
 
 
 def test_labels_beyond_the_fiftieth_are_other() -> None:
@@ -325,7 +312,7 @@ def answered(certified: Path, number: int) -> Answered:
     row = pixels(number, 1)
     outputs = {"probabilities": [np.array([0.2, 0.5, 0.3], np.float32)], SCORE_NAME: [np.array(0.4, np.float32)]}
     answers = [{"label": "grey", "is_outlier": False}]
-    return Answered(f"id-{number}", b"", "application/octet-stream", False, row, bundle, EXECUTION, outputs, answers)
+    return Answered(f"id-{number}", Payload("images", (b"",)), False, row, bundle, EXECUTION, outputs, answers)
 
 
 def test_the_processor_time_is_bounded_by_thinning_out(
