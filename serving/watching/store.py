@@ -331,6 +331,8 @@ def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float
 
 
 def _keep_newest(connection: sqlite3.Connection, table: str, most: int) -> None:
-    oldest = connection.execute(f"SELECT time FROM {table} ORDER BY time DESC LIMIT 1 OFFSET ?", (most - 1,)).fetchone()
+    key = "time, request_id, item"  # many rows have one time
+    order = "time DESC, request_id DESC, item DESC"
+    oldest = connection.execute(f"SELECT {key} FROM {table} ORDER BY {order} LIMIT 1 OFFSET ?", (most - 1,)).fetchone()
     if oldest is not None:
-        connection.execute(f"DELETE FROM {table} WHERE time < ?", oldest)
+        connection.execute(f"DELETE FROM {table} WHERE ({key}) < (?, ?, ?)", oldest)

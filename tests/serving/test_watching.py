@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +207,14 @@ def test_what_a_replay_sends_is_neither_counted_nor_remembered(make_watched: Mak
         assert connection.execute("SELECT count(*) FROM predictions").fetchone() == (10,)
 
 
+async def send_50(seed: int, client: httpx.AsyncClient, inference: Inference) -> None:
+    await send(client, pictures(seed, 50))
+
+
 def test_a_window_goes_on_after_a_restart_and_no_row_counts_twice(make_watched: MakeSettings) -> None:
     settings = make_watched()
     for seed in range(3):
-        run(settings, lambda client, inference, seed=seed: send(client, pictures(seed, 50)))  # type: ignore[misc] # mypy infers no defaults
+        run(settings, partial(send_50, seed))
         assert rows_in(settings.state) == 50 * (seed + 1)
     with closing(sqlite3.connect(settings.state / DATABASE)) as connection:
         assert connection.execute("SELECT count(*) FROM windows").fetchone() == (1,)
