@@ -27,6 +27,8 @@ from serving.responses import RETRY_AFTER, Refusal
 from serving.rollout.canary import Canary
 from serving.rollout.following import Follower
 from serving.settings import Settings
+from serving.watching.feedback import Feedback
+from serving.watching.watcher import limits_of, open_watcher
 from slipway.bundle import SCORE_NAME
 from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
@@ -51,6 +53,7 @@ class Inference:
         self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
         self.canary: Canary | None = None  # the candidate that gets a share of the requests
         self.rollout = Follower(self)
+        self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
 
     @property
@@ -63,6 +66,11 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model.bundle if self.model else None)
+        if watcher:
+            self._observers.append(watcher)
+            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
+            self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -95,6 +103,8 @@ class Inference:
             await live.retire()
         for observer in self._observers:
             await asyncio.to_thread(observer.close)
+        if self.feedback:
+            await asyncio.to_thread(self.feedback.close)
         self.monitoring.close()
 
     async def swap(self, model: ServedModel) -> None:
@@ -265,7 +275,7 @@ def _answered(
         payload=payload,
         is_list=decoded.is_list,
         inputs=decoded.inputs,
-        bundle_digest=model.bundle.digest,
+        bundle=model.bundle,
         execution=model.selection.actual,
         outputs={
             model.bundle.manifest.output_name: [row.outputs for row in rows],

@@ -1,6 +1,6 @@
 """All of them together."""
 
-from serving.endpoints import describing, documenting, health, predicting, rollout, v2
+from serving.endpoints import describing, documenting, feedback, health, predicting, rollout, v2
 from serving.inference import Inference
 from serving.routes import Routes
 
@@ -8,5 +8,5 @@ from serving.routes import Routes
 def all_routes(inference: Inference) -> Routes:
     """Every path that leads anywhere, by path."""
     routes = describing.routes(inference) | predicting.routes(inference) | health.routes(inference) | v2.routes(inference)
-    routes |= rollout.routes(inference)
+    routes |= rollout.routes(inference) | feedback.routes(inference)
     return routes | documenting.routes(inference, routes)
