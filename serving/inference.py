@@ -7,7 +7,7 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from serving.batching import BatchAnswer
 from serving.decoding import Decoded
+from serving.explaining.explainer import Explainer
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
 from serving.model import InvalidAnswerError, ServedModel, load_model
@@ -44,6 +45,8 @@ class Inference:
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
         self._num_pending = 0
+        self._explainer = Explainer(settings.request_timeout_s / 2)
+        self.parts: dict[str, Callable[[], dict[str, Any]]] = {}  # what `/status` shows, by its part
 
     @property
     def model(self) -> ServedModel | None:
@@ -126,6 +129,15 @@ class Inference:
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         finally:
             self._num_pending -= 1
+
+    async def explain(self, payload: bytes, request_id: str) -> dict[str, Any]:
+        """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
+        live = self._require_live()
+        return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
+
+    def status_of(self, part: str) -> dict[str, Any] | None:
+        """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
+        return self.parts[part]() if part in self.parts else None
 
     def exposition(self) -> bytes:
         """The metrics, with the depth of the queue as it is now."""

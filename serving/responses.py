@@ -39,6 +39,8 @@ ERRORS = {
     "unknown_category": 422,
     "out_of_range": 422,
     "transform_failed": 422,
+    "not_one_item": 422,
+    "explain_busy": 429,
     "queue_full": 429,
     "headers_too_large": 431,
     "internal": 500,
@@ -100,9 +102,10 @@ def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, by
     headers = [
         ("content-type", response.content_type),
         ("content-length", str(len(response.body))),
-        ("cache-control", "no-store"),
         ("x-content-type-options", "nosniff"),
         ("x-request-id", request_id),
         *response.headers,
     ]
+    if not any(name == "cache-control" for name, _ in response.headers):
+        headers.append(("cache-control", "no-store"))
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
