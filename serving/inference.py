@@ -16,6 +16,7 @@ import numpy as np
 from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
 from serving.decoding import Decoded
+from serving.explaining.explainer import Explainer
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
 from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answer, load_model
@@ -53,6 +54,7 @@ class Inference:
         self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
         self.canary: Canary | None = None  # the candidate that gets a share of the requests
         self.rollout = Follower(self)
+        self._explainer = Explainer(settings.request_timeout_s / 2)
         self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
 
@@ -183,6 +185,15 @@ class Inference:
         finally:
             visit.leave()
             self.monitoring.queue_depth(self._admission.num_requests)
+
+    async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
+        """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
+        live = self._require_live()
+        return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
+
+    def status_of(self, part: str) -> dict[str, Any] | None:
+        """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
+        return self.parts[part]() if part in self.parts else None
 
     def exposition(self) -> bytes:
         """The metrics."""

@@ -51,6 +51,8 @@ ERRORS = {
     "tensor_mismatch": 422,
     "rollout_invalid": 422,
     "unknown_label": 422,
+    "not_one_item": 422,
+    "explain_busy": 429,
     "queue_full": 429,
     "rate_limited": 429,
     "headers_too_large": 431,
