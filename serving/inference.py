@@ -7,7 +7,7 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -15,13 +15,16 @@ import numpy as np
 
 from serving.batching import BatchAnswer
 from serving.decoding import Decoded
+from serving.gpu_metrics import open_gpu_metrics
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
 from serving.model import InvalidAnswerError, ServedModel, load_model
 from serving.monitoring import Monitoring
 from serving.observing import Answered, Observer
+from serving.process_metrics import ProcessMetrics
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
+from serving.sampling import Sampler
 from serving.settings import Settings
 from slipway.bundle import SCORE_NAME
 from slipway.columns import ColumnContract
@@ -43,7 +46,10 @@ class Inference:
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
+        self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
+        self._sampler: Sampler | None = None
         self._num_pending = 0
+        self.parts: dict[str, Callable[[], dict[str, Any]]] = {}  # what `/status` shows, by its part
 
     @property
     def model(self) -> ServedModel | None:
@@ -55,6 +61,10 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
+        gpus = open_gpu_metrics(self.monitoring.registry)
+        if gpus:
+            self.parts["gpu"] = gpus.status
+        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.monitoring_failed("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -81,6 +91,8 @@ class Inference:
             await live.retire()
         for observer in self._observers:
             await asyncio.to_thread(observer.close)
+        if self._sampler:
+            await asyncio.to_thread(self._sampler.close)
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""

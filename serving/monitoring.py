@@ -19,6 +19,7 @@ from slipway.files import is_alive
 from slipway.tether import tether_to
 
 STAGES = ("read", "decode", "queue", "infer", "encode")
+PARTS = ("sampling",)  # of what watches the service beside the request path
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(2.0**power for power in range(11))
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # BentoML sets it in every worker, before prometheus_client is imported
@@ -43,6 +44,8 @@ class Monitoring:
         self._gone = Counter("slipway_clients_gone", "Requests whose caller hung up before they were complete.", registry=registry)
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
+        monitoring_errors = Counter("slipway_monitoring_errors", "Failures of what watches the service.", ["part"], registry=registry)
+        self._monitoring_errors = {part: monitoring_errors.labels(part) for part in PARTS}
         self._queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
         labels = ["model_version", "task", "backend", "provider", "precision", "variant", "requested_provider", "requested_variant"]
@@ -50,6 +53,11 @@ class Monitoring:
             "slipway_model_info", "1 for the model that is ready, and how it runs.", labels, multiprocess_mode="livemax", registry=registry
         )
         self._shown: Gauge | None = None
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where a part of the service with gauges of its own registers them."""
+        return self._registry
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer; `route` is one of the front's own, never a path that a caller made up."""
@@ -66,6 +74,10 @@ class Monitoring:
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
         self._kept[outcome].inc(num_requests)
+
+    def monitoring_failed(self, part: str) -> None:
+        """Count a failure of what watches the service, which cost no request; `part` is one of PARTS. Any thread may call it."""
+        self._monitoring_errors[part].inc()
 
     def stage(self, stage: str, seconds: float) -> None:
         """Note how long a stage of one prediction took."""
