@@ -92,11 +92,17 @@ class GpuMetrics:
 
 def open_gpu_metrics(registry: CollectorRegistry, nvml: Any = None) -> GpuMetrics | None:
     """The GPUs' gauges, or None where there is no NVIDIA driver, or no GPU."""
-    if nvml is None:
-        import pynvml as nvml  # BentoML brings it along; it loads the driver's library only when asked to
+    nvml = nvml or _bindings()
     try:
         nvml.nvmlInit()
         return GpuMetrics(registry, nvml) if nvml.nvmlDeviceGetCount() else None
     except nvml.NVMLError as error:
         logger.debug("no GPU is watched: %s", error)
         return None
+
+
+def _bindings() -> Any:
+    """NVIDIA's own bindings, which BentoML brings along. They load the driver's library only when asked to."""
+    import pynvml
+
+    return pynvml

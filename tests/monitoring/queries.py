@@ -1,7 +1,7 @@
 """Every query of monitoring/, where it stands, and the metrics that it names.
 
-PromQL is read as far as names go: what is left when strings, selectors, label lists, ranges, functions, keywords and numbers are taken away.
-`promtool` reads the rest of it in the tests.
+PromQL is read as far as names go: what is left when strings, selectors, label lists, ranges, functions, keywords and numbers are taken
+away. `promtool` reads the rest of it in the tests.
 """
 
 import json

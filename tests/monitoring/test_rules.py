@@ -21,8 +21,9 @@ def promtool(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedPr
 
 @needs_promtool
 def test_promtool_takes_rules_and_configurations() -> None:
-    for command in (["check", "rules", *RULES], ["check", "config", "--syntax-only", *MONITORING.glob("prometheus*.yml")]):
-        done = promtool(*command)
+    configurations = sorted(MONITORING.glob("prometheus*.yml"))
+    assert len(configurations) == 2
+    for done in (promtool("check", "rules", *RULES), promtool("check", "config", "--syntax-only", *configurations)):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
