@@ -76,11 +76,11 @@ def test_labels_in_queries_are_labels_of_the_live_metrics(server: Server) -> Non
 
 
 def test_every_query_is_answered_by_prometheus(server: Server, prometheus: Prometheus) -> None:
+    prometheus.wait_until("it is scraped", lambda: prometheus.value("instance:slipway_predict:total") is not None)
+    before = prometheus.value("instance:slipway_predict:total") or 0
     for number in range(30):
         httpx.post(server.url + "/predict", content=picture(number), headers=PNG)
-    prometheus.wait_until(
-        "the requests are counted", lambda: (prometheus.value('slipway_requests_total{route="/predict", code="200"}') or 0) >= 30
-    )
+    prometheus.wait_until("they are counted", lambda: (prometheus.value("instance:slipway_predict:total") or 0) == before + 30)
     prometheus.wait_until("the first rate", lambda: prometheus.value("job:slipway_unavailable:burn_rate5m") == 0)
     answers = {place: prometheus.query(query) for place, query in queries().items()}
     assert prometheus.value("instance:slipway_predict:total") == prometheus.value("instance:slipway_predict_timed:total")
