@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.payload import Payload
 from slipway.certificate import Execution
 
 
@@ -17,8 +18,7 @@ class Answered:
     """A request that the model answered, as it is at hand then."""
 
     request_id: str
-    payload: bytes
-    content_type: str
+    payload: Payload
     is_list: bool
     inputs: NDArray[Any]  # (rows, ...) as the model took them
     bundle_digest: str

@@ -1,18 +1,20 @@
-"""What is served: the page for people, the model card, and BentoML's description of its API."""
+"""What is served: the page for people, and the model card."""
 
 import re
 
 from serving.inference import Inference
 from serving.page import render_page
 from serving.responses import Response, json_response
-from serving.routes import READING, Request, Route, Routes
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING, TEXT
 
-PASSED_ON = ("/docs.json", "/schema.json")  # BentoML answers: OpenAPI, and what bentoml.SyncHTTPClient asks for
+_INDEX = Operation("The page for people.", answers={"text/html": TEXT})
+_MODEL = Operation("The model card, with the certificate.", answers={"application/json": ANYTHING}, errors=("not_ready",))
 _SANE_HOST = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")
 
 
 def routes(inference: Inference) -> Routes:
-    """`/`, `/model`, and what is passed on to BentoML."""
+    """`/` and `/model`."""
 
     async def index(request: Request) -> Response:
         host = request.headers.get(b"host", b"")
@@ -26,7 +28,6 @@ def routes(inference: Inference) -> Routes:
         return json_response(inference.card())
 
     return {
-        "/": Route(READING, index, "caller"),
-        "/model": Route(READING, model, "caller"),
-        **dict.fromkeys(PASSED_ON, Route(READING, None, "caller")),
+        "/": Route(READING, index, "caller", always(_INDEX)),
+        "/model": Route(READING, model, "caller", always(_MODEL)),
     }

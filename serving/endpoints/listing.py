@@ -1,10 +1,12 @@
 """All of them together."""
 
-from serving.endpoints import describing, health, predicting
+from serving.endpoints import describing, documenting, health, predicting, rollout, v2
 from serving.inference import Inference
 from serving.routes import Routes
 
 
 def all_routes(inference: Inference) -> Routes:
     """Every path that leads anywhere, by path."""
-    return describing.routes(inference) | predicting.routes(inference) | health.routes(inference)
+    routes = describing.routes(inference) | predicting.routes(inference) | health.routes(inference) | v2.routes(inference)
+    routes |= rollout.routes(inference)
+    return routes | documenting.routes(inference, routes)

@@ -14,6 +14,7 @@ from serving import keeping
 from serving.inference import Inference
 from serving.keeping import Keeper, is_sampled
 from serving.observing import Answered
+from serving.payload import Payload
 from slipway.columns import encode_rows, read_row
 from slipway.kept import KeptFolder, KeptRequest, digest_inputs, find_kept, read_kept
 from slipway.preprocess import array_from_bytes
@@ -139,9 +140,8 @@ def test_a_thread_that_raises_costs_no_request_and_is_counted(
 
 def answered(number: int, num_bytes: int = 100) -> Answered:
     outputs = {"value": [np.zeros(1, np.float32)]}
-    return Answered(
-        f"id-{number}", bytes(num_bytes), "application/json", False, np.zeros((1, 2)), "ab" * 32, EXECUTION, outputs, [{"value": 0.0}]
-    )
+    payload = Payload("columns", (bytes(num_bytes),))
+    return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), "ab" * 32, EXECUTION, outputs, [{"value": 0.0}])
 
 
 class HangingFolder(KeptFolder):
