@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: what they say of the service is so. Without a schema of Kubernetes at hand, objects are checked by their meaning."""
+"""The Kubernetes manifests: what they say of the service is so, by the service's own settings, ports and routes."""
 
 import copy
 import shutil
