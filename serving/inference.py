@@ -16,6 +16,7 @@ import numpy as np
 from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
 from serving.decoding import Decoded
+from serving.explaining.explainer import Explainer
 from serving.gpu_metrics import open_gpu_metrics
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
@@ -30,6 +31,8 @@ from serving.rollout.canary import Canary
 from serving.rollout.following import Follower
 from serving.sampling import Sampler
 from serving.settings import Settings
+from serving.watching.feedback import Feedback
+from serving.watching.watcher import limits_of, open_watcher
 from slipway.bundle import SCORE_NAME
 from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
@@ -54,6 +57,8 @@ class Inference:
         self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
         self.canary: Canary | None = None  # the candidate that gets a share of the requests
         self.rollout = Follower(self)
+        self._explainer = Explainer(settings.request_timeout_s / 2)
+        self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
         self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
         self._sampler: Sampler | None = None
@@ -68,6 +73,11 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model.bundle if self.model else None)
+        if watcher:
+            self._observers.append(watcher)
+            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
+            self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
         gpus = open_gpu_metrics(self.monitoring.registry)
         if gpus:
             self.parts["gpu"] = gpus.status
@@ -104,6 +114,8 @@ class Inference:
             await live.retire()
         for observer in self._observers:
             await asyncio.to_thread(observer.close)
+        if self.feedback:
+            await asyncio.to_thread(self.feedback.close)
         if self._sampler:
             await asyncio.to_thread(self._sampler.close)
         self.monitoring.close()
@@ -184,6 +196,15 @@ class Inference:
         finally:
             visit.leave()
             self.monitoring.queue_depth(self._admission.num_requests)
+
+    async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
+        """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
+        live = self._require_live()
+        return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
+
+    def status_of(self, part: str) -> dict[str, Any] | None:
+        """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
+        return self.parts[part]() if part in self.parts else None
 
     def exposition(self) -> bytes:
         """The metrics."""
@@ -276,7 +297,7 @@ def _answered(
         payload=payload,
         is_list=decoded.is_list,
         inputs=decoded.inputs,
-        bundle_digest=model.bundle.digest,
+        bundle=model.bundle,
         execution=model.selection.actual,
         outputs={
             model.bundle.manifest.output_name: [row.outputs for row in rows],

@@ -24,6 +24,7 @@ from serving.responses import ERRORS
 from serving.rollout.evidence import SHADOWED
 from serving.rollout.state import OUTCOMES as SWAPPED
 from serving.tallies import Count, Distribution, Level, Tally
+from serving.watching.metrics import WatchingMetrics
 from slipway.files import is_alive
 from slipway.tether import tether_to
 
@@ -95,6 +96,7 @@ class Monitoring:
             "slipway_model_info", "1 for the model that is ready, and how it runs.", labels, multiprocess_mode="livemax", registry=registry
         )
         self._shown: Gauge | None = None
+        self.watching = WatchingMetrics(registry)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -190,7 +192,9 @@ class Monitoring:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format, summed over the workers of this server. Any thread may call it."""
-        return generate_latest(self._summed())
+        shared = CollectorRegistry()
+        shared.register(self.watching)  # what every worker knows alike is not summed
+        return generate_latest(self._summed()) + generate_latest(shared)
 
     def summary(self) -> dict[str, Any]:
         """The traffic so far, over all workers, for people: see docs/serving.md. Any thread may call it, and reads files in it."""

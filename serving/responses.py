@@ -50,6 +50,9 @@ ERRORS = {
     "transform_failed": 422,
     "tensor_mismatch": 422,
     "rollout_invalid": 422,
+    "unknown_label": 422,
+    "not_one_item": 422,
+    "explain_busy": 429,
     "queue_full": 429,
     "rate_limited": 429,
     "headers_too_large": 431,
@@ -57,6 +60,7 @@ ERRORS = {
     "model_failed": 500,
     "invalid_answer": 500,
     "not_ready": 503,
+    "feedback_unavailable": 503,
     "too_many_connections": 503,
     "deadline_exceeded": 504,
 }

@@ -4,7 +4,9 @@ Every statistic is of both samples: a reference is a sample as well, and a thres
 often as it is small.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,13 +17,24 @@ Float = NDArray[np.float64]
 Statistic = Literal["psi", "kolmogorov_smirnov", "mann_whitney", "mmd"]
 
 
-class Tested(NamedTuple):
-    """Values of a statistic (...), what they may be at most at the level, and how likely values as large are without drift."""
+@dataclass(frozen=True)
+class Tested:
+    """Values of a statistic (...), and what their size may be at most at the level."""
 
     statistic: Statistic
     values: Float
     thresholds: Float
-    p_values: Float
+    tail: Callable[[], Float]
+
+    @property
+    def p_values(self) -> Float:
+        """(...) how likely values as large are without drift."""
+        return self.tail()
+
+    @property
+    def exceeded(self) -> NDArray[np.bool_]:
+        """(...) whether a value is beyond its threshold."""
+        return np.abs(self.values) > self.thresholds
 
 
 def noise(windows: ArrayLike, reference: ArrayLike) -> Float:
@@ -45,7 +58,7 @@ def psi(windows: ArrayLike, reference: ArrayLike, level: float) -> Tested:
     values = (np.square(shares - own / own.sum()) / of_both).sum(axis=-1)
     scale, freedom = noise(counts, own), max(1, counts.shape[-1] - 1)
     thresholds = laws.chi_square_threshold(level, freedom) * scale
-    return Tested("psi", values, thresholds, laws.chi_square_tail(values / scale, freedom))
+    return Tested("psi", values, thresholds, lambda: laws.chi_square_tail(values / scale, freedom))
 
 
 def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -> Tested:
@@ -54,7 +67,7 @@ def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -
     below = np.cumsum(counts, axis=-1) / counts.sum(axis=-1, keepdims=True)
     values = np.abs(below - np.cumsum(own) / own.sum()).max(axis=-1)
     scale = np.sqrt(noise(counts, own))
-    return Tested("kolmogorov_smirnov", values, laws.kolmogorov_threshold(level) * scale, laws.kolmogorov_tail(values / scale))
+    return Tested("kolmogorov_smirnov", values, laws.kolmogorov_threshold(level) * scale, lambda: laws.kolmogorov_tail(values / scale))
 
 
 def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> Tested:
@@ -69,4 +82,4 @@ def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> Test
     both, size = counts + own, num + num_own
     ties = (both**3 - both).sum(axis=-1) / (size**3 - size)
     deviations = np.sqrt(np.maximum((size + 1) / (12 * num * num_own) * (1 - ties), 1e-300))
-    return Tested("mann_whitney", values, laws.normal_threshold(level) * deviations, laws.normal_tail(values / deviations))
+    return Tested("mann_whitney", values, laws.normal_threshold(level) * deviations, lambda: laws.normal_tail(values / deviations))
