@@ -1,16 +1,17 @@
-"""What is served: the model card, and BentoML's description of its API."""
+"""What is served: the model card."""
 
 from serving.inference import Inference
 from serving.responses import Response, json_response
-from serving.routes import READING, Request, Route, Routes
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING
 
-PASSED_ON = ("/docs.json", "/schema.json")  # BentoML answers: OpenAPI, and what bentoml.SyncHTTPClient asks for
+_MODEL = Operation("The model card, with the certificate.", answers={"application/json": ANYTHING}, errors=("not_ready",))
 
 
 def routes(inference: Inference) -> Routes:
-    """`/model`, and what is passed on to BentoML."""
+    """`/model`."""
 
     async def model(request: Request) -> Response:
         return json_response(inference.card())
 
-    return {"/model": Route(READING, model, "caller"), **dict.fromkeys(PASSED_ON, Route(READING, None, "caller"))}
+    return {"/model": Route(READING, model, "caller", always(_MODEL))}

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batching import BatchAnswer, MicroBatcher
+from serving.batching import Batched, MicroBatcher
+from serving.model import AnsweredRow
 from serving.responses import Refusal
 
 logger = logging.getLogger("bentoml.slipway")
@@ -23,7 +24,7 @@ _LOOK_AGAIN_SECONDS = 0.002
 class BackgroundRows:
     """Runs rows through `batcher` behind everything else; never more than `max_batch_size` at once."""
 
-    def __init__(self, batcher: MicroBatcher, max_batch_size: int) -> None:
+    def __init__(self, batcher: MicroBatcher[AnsweredRow], max_batch_size: int) -> None:
         self._batcher = batcher
         self._max_batch_size = max_batch_size
         self._batch_size = 1  # grows while batches are quick
@@ -35,14 +36,14 @@ class BackgroundRows:
             while self._batcher.num_waiting:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
             answers = await self.submit(rows[len(outputs) : len(outputs) + self._batch_size])
-            outputs += [answer.outputs for answer in answers]
-            self._adapt(answers[-1].infer_seconds)
+            outputs += [row.outputs for row in answers.rows]
+            self._adapt(answers.infer_seconds)
         return np.stack(outputs)
 
-    async def submit(self, rows: NDArray[Any]) -> list[BatchAnswer]:
+    async def submit(self, rows: NDArray[Any]) -> Batched[AnsweredRow]:
         """The same at once, in line with everybody else."""
         try:
-            return await self._batcher.submit_all(rows)
+            return await self._batcher.submit(rows).answer
         except Exception as error:
             logger.exception("the model failed on rows of an explanation")
             raise Refusal("model_failed", "the model failed on what is to be explained; the log of the service has the details") from error

@@ -13,22 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batching import BatchAnswer
 from serving.decoding import Decoded
 from serving.explaining import columns, occlusion, pictures, shapley
 from serving.explaining.background import BackgroundRows
 from serving.live_model import LiveModel
-from serving.model import InvalidAnswerError
+from serving.model import AnsweredRow, InvalidAnswerError
+from serving.payload import Payload
 from serving.responses import RETRY_AFTER, Refusal
 from slipway.columns import ColumnContract
 
-ROWS = (
-    1024,
-    256,
-    64,
-    16,
-    4,
-)  # asked about in one explanation at most, the first that the time allows: few steps, so that noise changes nothing
+# Asked about in one explanation at most, the first that the time allows: few steps, so that noise changes nothing.
+ROWS = (1024, 256, 64, 16, 4)
 _TRIES = 3  # of how long a row takes: other work slows any one of them
 
 
@@ -39,10 +34,10 @@ class Explainer:
         self._budget_s = budget_s
         self._is_busy = False
 
-    async def explain(self, live: LiveModel, payload: bytes) -> dict[str, Any]:
+    async def explain(self, live: LiveModel, payload: Payload) -> dict[str, Any]:
         """The answer to one item and its `explanation`, without request id and model version; Refusal if there is none."""
         with self._alone(), live.request():
-            decoded = await live.decoder.decode(payload)
+            decoded = await live.decoder.decode(*payload.items)
             _require_one(decoded)
             try:
                 return await self._explain(live, decoded.inputs[0])
@@ -64,15 +59,15 @@ class Explainer:
             "explanation": {"kind": explanation.pop("kind"), "of": of, "answer": asked.own} | explanation | {"rows": asked.num_rows}
         }
 
-    async def _own(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[BatchAnswer, int]:
+    async def _own(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[AnsweredRow, int]:
         """The answer to the item itself, and how many copies of it can be asked about."""
         seconds = float("inf")
         for _ in range(_TRIES):
-            (own,) = await rows.submit(item[np.newaxis])
-            seconds = min(seconds, own.infer_seconds)
+            answered = await rows.submit(item[np.newaxis])
+            seconds = min(seconds, answered.infer_seconds)
             if seconds * ROWS[0] <= self._budget_s:
                 break
-        return own, next((num_rows for num_rows in ROWS if num_rows * seconds <= self._budget_s), ROWS[-1])
+        return answered.rows[0], next((num_rows for num_rows in ROWS if num_rows * seconds <= self._budget_s), ROWS[-1])
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

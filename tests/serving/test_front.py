@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.endpoints.describing import PASSED_ON
+from serving.endpoints.documenting import PASSED_ON
 from serving.front import Front
 from serving.inference import Inference
 from serving.responses import ERRORS
@@ -102,12 +102,12 @@ def test_other_methods_are_405_with_those_that_are_allowed(make_settings: MakeSe
     run(make_settings(), work)
 
 
-def test_only_the_descriptions_of_the_api_reach_bentoml(make_settings: MakeSettings) -> None:
+def test_only_bentomls_own_description_reaches_bentoml(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        own = ("/", "/livez", "/healthz", "/readyz", "/metrics", "/model")
+        own = ("/", "/livez", "/healthz", "/readyz", "/metrics", "/model", "/docs", "/docs.json")
         answers = {path: (await client.get(path)).status_code for path in (*own, *PASSED_ON)}
         assert answers == dict.fromkeys(own, 200) | dict.fromkeys(PASSED_ON, 299)
-        assert metric(inference, 'slipway_requests_total{code="299",route="/docs.json"}') == 1
+        assert metric(inference, 'slipway_requests_total{code="299",route="/schema.json"}') == 1
 
     run(make_settings(), work)
 
@@ -151,7 +151,7 @@ def test_before_the_model_is_loaded_it_is_alive_and_not_ready(make_settings: Mak
     async def main() -> None:
         inference = Inference(make_settings())
         transport = httpx.ASGITransport(Front(behind, inference))
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/livez")).status_code == 200
             assert "being loaded" in error_of(await client.get("/readyz"))["message"]
 
