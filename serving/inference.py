@@ -17,16 +17,19 @@ from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
 from serving.decoding import Decoded
 from serving.explaining.explainer import Explainer
+from serving.gpu_metrics import open_gpu_metrics
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
 from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answer, load_model
 from serving.monitoring import Monitoring
 from serving.observing import Answered, Observer
 from serving.payload import Payload
+from serving.process_metrics import ProcessMetrics
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.rollout.canary import Canary
 from serving.rollout.following import Follower
+from serving.sampling import Sampler
 from serving.settings import Settings
 from serving.watching.feedback import Feedback
 from serving.watching.watcher import limits_of, open_watcher
@@ -57,6 +60,8 @@ class Inference:
         self._explainer = Explainer(settings.request_timeout_s / 2)
         self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
+        self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
+        self._sampler: Sampler | None = None
 
     @property
     def model(self) -> ServedModel | None:
@@ -73,6 +78,10 @@ class Inference:
             self._observers.append(watcher)
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
+        gpus = open_gpu_metrics(self.monitoring.registry)
+        if gpus:
+            self.parts["gpu"] = gpus.status
+        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.monitoring_failed("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -107,6 +116,8 @@ class Inference:
             await asyncio.to_thread(observer.close)
         if self.feedback:
             await asyncio.to_thread(self.feedback.close)
+        if self._sampler:
+            await asyncio.to_thread(self._sampler.close)
         self.monitoring.close()
 
     async def swap(self, model: ServedModel) -> None:
