@@ -200,6 +200,8 @@ class Inference:
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
         live = self._require_live()
+        if self._admission.is_overloaded:
+            raise self._admission.overload()
         return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
 
     def status_of(self, part: str) -> dict[str, Any] | None:

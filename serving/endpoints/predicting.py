@@ -53,10 +53,11 @@ def routes(inference: Inference) -> Routes:
 
         return await predict_within_deadline(inference, request, read, encode)
 
-    return {"/predict": Route(("POST",), predict, "caller", _describe)}
+    return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
 
 
-def _describe(bundle: Bundle | None) -> Operation:
+def describe_predict(bundle: Bundle | None) -> Operation:
+    """What the description of the API says of `/predict`."""
     takes = payload_content(bundle)
     if bundle and isinstance(bundle.input, ColumnContract):
         row = json.dumps(example_row(bundle.input), ensure_ascii=False)
