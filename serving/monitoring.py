@@ -127,11 +127,11 @@ class Monitoring:
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format, summed over the workers of this server."""
         if _MULTIPROCESS not in os.environ:
-            return generate_latest(self._registry)
+            return _without_former_models(generate_latest(self._registry))
         _forget_dead_workers(Path(os.environ[_MULTIPROCESS]))
         summed = CollectorRegistry()
         multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
-        return generate_latest(summed)
+        return _without_former_models(generate_latest(summed))
 
 
 def open_server_directory(parent: Path) -> None:
@@ -158,6 +158,12 @@ def tether_to_server() -> None:
 def _enter_server_directory() -> None:
     if _SERVER_DIRECTORY in os.environ:
         os.environ[_MULTIPROCESS] = os.environ[_SERVER_DIRECTORY]  # read again whenever a metric is made
+
+
+def _without_former_models(exposition: bytes) -> bytes:
+    """Without the models that were swapped out, whose series cannot be removed while several processes count: each swap would leave one."""
+    lines = exposition.splitlines(keepends=True)
+    return b"".join(line for line in lines if not (line.startswith(b"slipway_model_info{") and line.endswith(b" 0.0\n")))
 
 
 def _forget_dead_workers(directory: Path) -> None:

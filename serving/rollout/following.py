@@ -26,6 +26,7 @@ from serving.rollout.status import describe
 from serving.rollout.store import prune_unless_commanding, settings_of
 from serving.settings import Settings
 from slipway.errors import SlipwayError
+from slipway.freed_memory import give_back_freed_memory
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -237,6 +238,8 @@ class Follower:
         self._stable, self._problem = wanted, ""
         self._served.canary = None
         await self._served.take_over(live)
+        del live
+        await asyncio.to_thread(give_back_freed_memory)
 
     async def _follow_candidate(self) -> None:
         candidate, trial = self._rollout.candidate, self._trial
@@ -303,6 +306,8 @@ class Follower:
             await asyncio.to_thread(trial.shadow.close)
         if trial and trial.live:
             await trial.live.retire()
+            trial.live = None
+            await asyncio.to_thread(give_back_freed_memory)
 
     def _report(self, *, stopped: bool = False) -> Report:
         trial, model = self._trial, self._served.model
