@@ -12,13 +12,14 @@ import time
 from typing import Protocol
 
 from serving.live_model import LiveModel
-from serving.model import ServedModel, load_model
+from serving.model import ServedModel, load_model, read_certified
 from serving.monitoring import Monitoring
 from serving.observing import Observer
 from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.deciding import decide
 from serving.rollout.evidence import Evidence
+from serving.rollout.low_priority import at_low_priority
 from serving.rollout.reports import Phase, Report, forget_reports, process_started, read_reports, write_report
 from serving.rollout.shadowing import Shadow
 from serving.rollout.state import EMPTY, FILE, OUTCOMES, Candidate, Model, Rollout, change_rollout, name_of, read_rollout
@@ -257,7 +258,7 @@ class Follower:
         self._trial = trial = _Trial(candidate)
         await asyncio.to_thread(self._tell)  # should it end this process, the next one knows by what
         try:
-            model = await asyncio.to_thread(self._load, candidate)
+            model = await self._load(candidate)
             stable = self._served.model
             if stable and not candidate.returns:
                 require_successor(model.bundle.manifest, stable.bundle.manifest, candidate.allowed)
@@ -274,12 +275,14 @@ class Follower:
             trial.phase = "prepared"
             self._let_go(trial, candidate)
 
-    def _load(self, candidate: Candidate) -> ServedModel:
+    async def _load(self, candidate: Candidate) -> ServedModel:
         settings = settings_of(self._settings, candidate.model)
         if candidate.mode == "shadow":
             # With one thread ONNX Runtime computes on the one that calls, whose priority is low; its own threads would not be.
             settings = settings.model_copy(update={"num_threads": 1})
-        return load_model(settings)
+        certified = await at_low_priority(lambda: read_certified(settings.bundle, settings.certificate, accept_draft=False))
+        # At the usual priority, which ONNX Runtime's own threads take over from the one that makes them.
+        return await asyncio.to_thread(load_model, settings, certified)
 
     def _let_go(self, trial: _Trial, candidate: Candidate) -> None:
         """Requests, or copies of them, as the state says."""
