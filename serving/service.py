@@ -6,8 +6,6 @@ the front (serving/front.py), which wraps BentoML's application. Binds to 127.0.
 
 import functools
 import logging
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,18 @@ from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
 from serving.api import predict_method, read_columns, summary
+from serving.binding import require_free, require_guarded
 from serving.connections import limit_connections
+from serving.draining import drain_on_sigterm
 from serving.front import Front
 from serving.inference import Inference
+from serving.keys import read_keys
 from serving.monitoring import open_server_directory, tether_to_server
+from serving.operator_port import OperatorPort
 from serving.packing import bento_labels
 from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
+from serving.supervising import supervise
 from slipway.errors import SlipwayError
 
 try:
@@ -41,6 +44,12 @@ def inference() -> Inference:
     return Inference(SETTINGS)
 
 
+@functools.cache
+def operator_port() -> OperatorPort:
+    """This process' part of the second port."""
+    return OperatorPort(SETTINGS)
+
+
 class FrontedService(Service[Any]):  # type: ignore[misc]
     """A BentoML service whose application has our front around it."""
 
@@ -50,7 +59,9 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         if not is_main:
             return application
         limit_connections(inference())
-        return Front(application, inference())
+        front = Front(application, inference())
+        operator_port().application = front.for_operators()
+        return front
 
     @property
     def labels(self) -> dict[str, str]:
@@ -70,15 +81,25 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         return summary(COLUMNS)
 
 
-def _require_free(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _require_safe_start(host: str, port: int) -> None:
+    """BentoMLConfigException, which is printed as one line, if the service must not or cannot listen where it is told to."""
     try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        reason = (
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another with --port, or end the process that has it"
-        )
-        raise BentoMLConfigException(reason) from None
+        if SETTINGS.keys:
+            read_keys(SETTINGS.keys)
+        require_guarded(SETTINGS, host)
+        require_free(host, port, "Choose another with --port")
+        if SETTINGS.admin_port:
+            _require_safe_admin_port(port)
+    except SlipwayError as error:
+        raise BentoMLConfigException(str(error)) from None
+
+
+def _require_safe_admin_port(port: int) -> None:
+    host, admin_port = SETTINGS.admin_host, SETTINGS.admin_port
+    if admin_port == port:
+        raise SettingsError(f"SLIPWAY_ADMIN_PORT is {port}, the main port. Choose another, or 0 to have all on one port")
+    require_guarded(SETTINGS, host)
+    require_free(host, admin_port, "Choose another with SLIPWAY_ADMIN_PORT")
 
 
 @bentoml.service(
@@ -97,19 +118,22 @@ class Slipway:
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
     def prepare() -> None:
-        """Once, before any worker starts: a port that is taken is one line, not a traceback of the process manager."""
+        """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
+        supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
         context = click.get_current_context(silent=True)
         if context is not None:
             host = context.params.get("host") or BentoMLContainer.http.host.get()
-            _require_free(host, context.params.get("port") or BentoMLContainer.http.port.get())
+            _require_safe_start(host, context.params.get("port") or BentoMLContainer.http.port.get())
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        drain_on_sigterm(inference())
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
+        await operator_port().open()
         if SETTINGS.workers > 1:
             # They share one socket: one that is still loading must not take connections that another could answer.
             await inference().loaded()
@@ -118,8 +142,9 @@ class Slipway:
     async def stop(self) -> None:
         """Let the queue run empty."""
         await inference().stop()
+        await operator_port().close()
 
     async def __is_ready__(self) -> bool:
-        return inference().model is not None
+        return inference().model is not None and not inference().is_draining
 
     predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))

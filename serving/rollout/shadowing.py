@@ -96,7 +96,7 @@ class Shadow:
     def _inputs(self, answered: Answered, runner: asyncio.Runner) -> NDArray[Any]:
         """What the candidate takes: images are decoded as they were; how a row is encoded is its own affair."""
         if isinstance(self._live.model.bundle.manifest.input, ColumnContract):
-            return runner.run(self._live.decoder.decode(answered.payload)).inputs
+            return runner.run(self._live.decoder.decode(*answered.payload.items)).inputs
         return answered.inputs
 
     def _run(self, inputs: NDArray[Any]) -> Answers:

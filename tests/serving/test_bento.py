@@ -148,7 +148,10 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert {
         "serving/service.py",
-        "serving/index.html",
+        "serving/page/index.html",
+        "serving/page/app.js",
+        "serving/page/style.css",
+        "serving/page/zh.json",
         "slipway/replay/__main__.py",
         "slipway/reports/console.py",
         "slipway/runtime.py",

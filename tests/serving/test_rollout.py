@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from serving.inference import Inference
+from serving.payload import Payload
 from serving.rollout import commands
 from serving.rollout.canary import is_chosen
 from serving.rollout.comparing import explained_disagreement, require_successor
@@ -589,7 +590,7 @@ def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSet
         inference.start()
         await inference.loaded()
         await asyncio.sleep(0.6)
-        assert (await inference.predict(PICTURES[0], "one"))["label"]
+        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
         await inference.stop()
 
     try:
@@ -607,7 +608,7 @@ def test_a_state_in_place_of_a_folder_costs_no_request(make_settings: MakeSettin
         inference.start()
         await inference.loaded()
         await asyncio.sleep(0.6)
-        assert (await inference.predict(PICTURES[0], "one"))["label"]
+        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
         await inference.stop()
 
     asyncio.run(main())
