@@ -81,7 +81,7 @@ class Inference:
         gpus = open_gpu_metrics(self.monitoring.registry)
         if gpus:
             self.parts["gpu"] = gpus.status
-        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.monitoring_failed("sampling"))
+        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.watching.error("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""

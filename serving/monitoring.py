@@ -31,7 +31,6 @@ from slipway.tether import tether_to
 KEY_REFUSALS = ("missing", "unknown", "role", "rate")
 SLOTS = ("stable", "candidate", "shadow")  # of the model that answered; a shadow answers copies
 STAGES = ("read", "decode", "queue", "infer", "encode")
-PARTS = ("sampling",)  # of what watches the service beside the request path
 FLUSH_S = 0.05  # at most so long a count waits to be written
 # A series for each bound, label and worker: few for the stages, finer for the whole, whose percentiles are shown.
 _STAGE_SECONDS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0)
@@ -73,8 +72,6 @@ class Monitoring:
         self._expired = self._tally(Count(expired))
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
-        monitoring_errors = Counter("slipway_monitoring_errors", "Failures of what watches the service.", ["part"], registry=registry)
-        self._monitoring_errors = {part: monitoring_errors.labels(part) for part in PARTS}
         refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
         self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
         key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
@@ -135,10 +132,6 @@ class Monitoring:
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
         self._kept[outcome].inc(num_requests)
-
-    def monitoring_failed(self, part: str) -> None:
-        """Count a failure of what watches the service, which cost no request; `part` is one of PARTS. Any thread may call it."""
-        self._monitoring_errors[part].inc()
 
     def answer(self, slot: str) -> None:
         """Count a request that the model in that slot answered; one of SLOTS."""
