@@ -186,7 +186,7 @@ class Monitoring:
         """All metrics in Prometheus' text format, summed over the workers of this server. Any thread may call it."""
         shared = CollectorRegistry()
         shared.register(self.watching)  # what every worker knows alike is not summed
-        return generate_latest(self._summed()) + generate_latest(shared)
+        return _without_former_models(generate_latest(self._summed())) + generate_latest(shared)
 
     def summary(self, asking: Collection[str] | None = None) -> dict[str, Any]:
         """The traffic so far, over all workers, for people; `asking` are the routes that count, None: all. Any thread may call it."""
@@ -254,6 +254,12 @@ def tether_to_server() -> None:
 def _enter_server_directory() -> None:
     if _SERVER_DIRECTORY in os.environ:
         os.environ[_MULTIPROCESS] = os.environ[_SERVER_DIRECTORY]  # read again whenever a metric is made
+
+
+def _without_former_models(exposition: bytes) -> bytes:
+    """Without the models that were swapped out, whose series cannot be removed while several processes count: each swap would leave one."""
+    lines = exposition.splitlines(keepends=True)
+    return b"".join(line for line in lines if not (line.startswith(b"slipway_model_info{") and line.endswith(b" 0.0\n")))
 
 
 def _forget_dead_workers(directory: Path) -> None:
