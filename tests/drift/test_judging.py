@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from slipway.drift.judging import JOINT, MIN_ROWS, Budget, judge, judge_at
 from slipway.drift.reference import Reference, ReferenceRows
-from slipway.drift.statistics import Tested, kolmogorov_smirnov, mann_whitney, psi
+from slipway.drift.statistics import Comparison, kolmogorov_smirnov, mann_whitney, psi
 from slipway.drift.window import Window
 from tests.drift.populations import ORDINARY, Population, features_of_rows, reference_of, window_of
 
-Law = Callable[[NDArray[np.int64], NDArray[np.int64], float], Tested]
+Law = Callable[[NDArray[np.int64], NDArray[np.int64], float], Comparison]
 LARGE = reference_of(ORDINARY.draw(np.random.default_rng(1), 5000))
 WINDOW_ROWS = 1000
 
