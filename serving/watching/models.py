@@ -29,8 +29,14 @@ class WatchedModel:
         self._missing = _missing_signs(contract) if isinstance(contract, ColumnContract) else None
 
     def read_reference(self) -> None:
-        """From the bundle's folder; BundleError where it is altered."""
-        self.reference = read_reference(self._bundle)
+        """From the bundle's folder, with a first row, which takes longer than the others; BundleError where it is altered."""
+        reference = read_reference(self._bundle)
+        if reference is not None:
+            contract, num_outputs = self.manifest.input, max(1, len(self.manifest.output.labels))
+            example = np.zeros((1, *contract.shape), contract.dtype)
+            outputs, score = np.full((1, num_outputs), 1 / num_outputs, np.float32), np.zeros(1, np.float32)
+            Window(reference).add(self.features(example, outputs, score))
+        self.reference = reference
 
     def window(self) -> Window:
         """One without rows. Only where there is a reference."""

@@ -44,6 +44,7 @@ FEATURES_SHARE, RECORDS_SHARE = 0.01, 0.005  # of one core, for features and for
 _BURST_S = 0.2  # of processor time
 _CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits for no longer
 _CHUNK_BYTES = 2 << 20
+_CHUNK_REQUESTS = 256
 _MAX_MODELS = 8  # whose references stay in memory
 _WINDOW_SHARE = 4  # a part has at most this share of a window, so that windows are not much larger than they should be
 _PARTS = {  # under which label a fault of what is counted
@@ -214,44 +215,47 @@ class Watcher:
             self._metrics.missing_cells(missing)
 
     def _look(self, rows: _Rows) -> None:
-        """Features of as many rows as there is time for, into this worker's part of the window."""
+        """Features of the rows, in random order as long as there is time for it, into this worker's part of the window."""
         if rows.model.reference is None:
             return
-        num_rows = len(rows.scores)
-        affordable = self._features_allowance.affordable(num_rows)
-        if affordable < num_rows:
-            self._metrics.rows("thinned", num_rows - affordable)
-        if not affordable:
-            return
-        chosen = np.sort(self._random.permutation(num_rows)[:affordable]) if affordable < num_rows else np.arange(num_rows)
-        places = [(one, item) for one in rows.answered for item in range(len(one.inputs))]
-        row_bytes = max(1, rows.answered[0].inputs.nbytes // len(rows.answered[0].inputs))
+        order = self._random.permutation(len(rows.scores))
+        ends = np.cumsum([len(one.inputs) for one in rows.answered])
+        row_bytes = max(1, rows.answered[0].inputs[0].nbytes)
         size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes))
-        for begin in range(0, len(chosen), size):
-            chunk = chosen[begin : begin + size]
-            with self._features_allowance.spending(len(chunk)):
-                inputs = np.stack([places[place][0].inputs[places[place][1]] for place in chunk])
-                features = rows.model.features(inputs, rows.outputs[chunk], rows.scores[chunk])
-                window = self._part.windows.setdefault(rows.model.version, rows.model.window())
-                window.add(features)
-            self._metrics.rows("watched", len(chunk))
-            if window.num_rows >= self._part_rows and "merging" not in self._failing:
+        for begin in range(0, len(order), size):
+            if not self._features_allowance.is_left():
+                self._metrics.rows("thinned", len(order) - begin)
+                return
+            with self._features_allowance.spending():
+                num_rows = self._add(rows, order[begin : begin + size], ends)
+            if num_rows >= self._part_rows and "merging" not in self._failing:
                 self._attempt("merging", self._merge)
 
+    def _add(self, rows: _Rows, chosen: NDArray[np.intp], ends: NDArray[np.intp]) -> int:
+        """Count these rows in this worker's part of the window, which then has so many; `ends` are where the requests' rows end."""
+        requests = np.searchsorted(ends, chosen, side="right")
+        inputs = np.stack([rows.answered[request].inputs[row - ends[request]] for request, row in zip(requests, chosen, strict=True)])
+        features = rows.model.features(inputs, rows.outputs[chosen], rows.scores[chosen])
+        window = self._part.windows.get(rows.model.version) or rows.model.window()
+        window.add(features)
+        self._part.windows[rows.model.version] = window
+        self._metrics.rows("watched", len(chosen))
+        return window.num_rows
+
     def _record(self, rows: _Rows) -> None:
-        """Predictions to remember, as many as there is time for."""
-        affordable = self._records_allowance.affordable(len(rows.scores))
-        room = min(affordable, MAX_REMEMBERED - len(self._part.predictions))
+        """Predictions to remember, of requests in random order as long as there is time for it."""
         now, version = time.time(), rows.model.version
-        with self._records_allowance.spending(max(1, room)):
-            for one in rows.answered:
-                if room < len(one.answers):
-                    break
-                room -= len(one.answers)
-                self._part.predictions += [
-                    Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
-                    for item, answer in enumerate(one.answers)
-                ]
+        order = self._random.permutation(len(rows.answered))
+        for begin in range(0, len(order), _CHUNK_REQUESTS):
+            if not self._records_allowance.is_left() or len(self._part.predictions) >= MAX_REMEMBERED:
+                return
+            with self._records_allowance.spending():
+                for place in order[begin : begin + _CHUNK_REQUESTS]:
+                    one = rows.answered[place]
+                    self._part.predictions += [
+                        Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
+                        for item, answer in enumerate(one.answers)
+                    ]
 
     def _merge(self) -> None:
         """Hand this worker's part to the database; what was handed over without an end that was seen goes first, under its own number."""
@@ -260,7 +264,7 @@ class Watcher:
             part = self._frozen or self._part
             if self._frozen is None:
                 self._frozen, self._part = self._part, Part(self._part.sequence + 1)
-            with self._records_allowance.spending(max(1, len(part.predictions))):
+            with self._records_allowance.spending():
                 merged = self._store.merge(part, models)
             self._frozen = None
             self._metrics.feedback("joined", merged.num_joined)

@@ -245,7 +245,8 @@ def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered
     ("owner", "method", "part"),
     [
         (Watcher, "_gather", "collect"),
-        (WatchedModel, "features", "features"),
+        (WatchedModel, "read_reference", "features"),
+        (Watcher, "_add", "features"),
         (Store, "merge", "state"),
         (Watcher, "_measure", "quality"),
         (Watcher, "_propose", "proposal"),
@@ -339,20 +340,23 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     assert 'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()  # counting goes on
 
 
-def test_an_allowance_is_spent_and_comes_back_with_time() -> None:
+def test_an_allowance_is_spent_overdrawn_by_one_piece_and_comes_back_with_time() -> None:
     now, spent = [0.0], [0.0]
-    allowance = Allowance(0.01, 0.5, clock=lambda: now[0])
-    assert allowance.affordable(10_000) == 10_000  # what a row costs is not known yet
-    with allowance.spending(100, spent=lambda: spent[0]):
-        spent[0] += 0.1  # 1 ms for each row
-    assert allowance.affordable(10_000) == 400
-    with allowance.spending(400, spent=lambda: spent[0]):
-        spent[0] += 0.4
-    assert allowance.affordable(10_000) == 0
-    now[0] += 10
-    assert allowance.affordable(10_000) == 100
+    allowance = Allowance(0.01, 0.5, clock=lambda: now[0], spent=lambda: spent[0])
+    for _ in range(2):
+        assert allowance.is_left()
+        with allowance.spending():
+            spent[0] += 0.4
+    assert not allowance.is_left()
+    now[0] += 29  # 0.29 s of processor time, and 0.3 are owed
+    assert not allowance.is_left()
+    now[0] += 2
+    assert allowance.is_left()
     now[0] += 1e6
-    assert allowance.affordable(10_000) == 500  # and no more than the burst
+    with allowance.spending():
+        assert allowance.is_left()
+        spent[0] += 0.51  # no more than the burst was there
+    assert not allowance.is_left()
 
 
 def test_two_models_have_windows_of_their_own(certified: Path, make_watched: MakeSettings) -> None:
