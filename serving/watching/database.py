@@ -80,8 +80,11 @@ class Database:
         if not self.path.exists():
             for suffix in _BESIDE[1:]:  # of one that somebody removed: they would be taken for the new one's
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        connection = self._connect()
+        connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            # A killed process loses nothing that was committed; a machine that loses its power may lose the last seconds.
+            for setting in ("synchronous = NORMAL", f"journal_size_limit = {_JOURNAL_BYTES}"):
+                connection.execute(f"PRAGMA {setting}").close()
             if _is_empty(connection):
                 connection.execute("PRAGMA journal_mode = WAL").close()
                 connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
@@ -96,17 +99,6 @@ class Database:
         connection.close()
         self._move_aside(fault)
         raise sqlite3.DatabaseError(f"{self.path} could not be used and was moved aside: {fault}")
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        try:
-            # A killed process loses nothing that was committed; a machine that loses its power may lose the last seconds.
-            for setting in ("synchronous = NORMAL", f"journal_size_limit = {_JOURNAL_BYTES}"):
-                connection.execute(f"PRAGMA {setting}").close()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _move_aside(self, fault: str) -> None:
         aside = f"{DATABASE}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"

@@ -38,6 +38,11 @@ class WatchedModel:
             Window(reference).add(self.features(example, outputs, score))
         self.reference = reference
 
+    @property
+    def lacks_reference(self) -> bool:
+        """Whether the bundle has a reference that could not be read so far."""
+        return self.reference is None and self.manifest.drift_sha256 is not None
+
     def window(self) -> Window:
         """One without rows. Only where there is a reference."""
         assert self.reference is not None

@@ -6,6 +6,7 @@ has to the database that all of them share every few seconds: so much is lost at
 """
 
 import logging
+import sqlite3
 import threading
 import time
 from collections import Counter, deque
@@ -47,7 +48,7 @@ _CHUNK_BYTES = 2 << 20
 _CHUNK_REQUESTS = 256
 _MAX_MODELS = 8  # whose references stay in memory
 _WINDOW_SHARE = 4  # a part has at most this share of a window, so that windows are not much larger than they should be
-_PARTS = {  # under which label a fault of what is counted
+_PARTS = {  # under which label a fault of what is counted; those of the database are all "state"
     "gathering": "collect",
     "counting": "collect",
     "recording": "collect",
@@ -145,6 +146,9 @@ class Watcher:
         if self._is_due("tidy", TIDY_S):
             self._attempt("tidying", self._tidy)
         if self._is_due("refresh", REFRESH_S):
+            for model in self._models.values():
+                if model.lacks_reference:
+                    self._attempt("reference", model.read_reference)
             self._attempt("proposals", self._propose)
             self._attempt("quality", self._measure)
             self._attempt("refreshing", self._refresh)
@@ -162,7 +166,7 @@ class Watcher:
 
     def _failed(self, what: str, error: Exception) -> None:
         with suppress(Exception):  # counting itself may need the disk that is full; nothing is left to tell it to
-            self._metrics.error(_PARTS[what])
+            self._metrics.error("state" if isinstance(error, sqlite3.Error) else _PARTS[what])
         reason = disk_fault(error) or f"{type(error).__name__}: {error}"
         if what not in self._failing:
             logger.error("watching: %s failed, requests are answered all the same: %s", what, reason)
@@ -199,7 +203,7 @@ class Watcher:
         model = self._models.get(bundle.version)
         if model is None:
             model = self._models[bundle.version] = WatchedModel(bundle)
-            self._attempt("reference", model.read_reference)  # once: what cannot be read then is not watched for drift
+            self._attempt("reference", model.read_reference)
         return model
 
     def _count(self, rows: _Rows) -> None:

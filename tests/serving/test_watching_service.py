@@ -65,8 +65,8 @@ def until(found: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def rows_in(database: Path) -> int:
-    """Rows of all windows; 0 while there are none."""
-    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(database, timeout=5)) as connection:
+    """Rows of all windows; 0 while there is no database."""
+    with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(database, timeout=5)) as connection:
         return int(connection.execute("SELECT total(num_rows) FROM windows").fetchone()[0])
     return 0
 
