@@ -39,9 +39,9 @@ class Estimate(Contract):
 
 def estimate_quality(reference: Reference, window: Window) -> Estimate:
     """From the window alone. An estimate that is not valid keeps its numbers where there are any, for a look, never for a decision."""
-    quality = reference.quality
+    quality = reference.answers.quality
     if quality is None:
-        return _none(f"the bundle was exported with {reference.rows} validation rows, too few to learn from")
+        return _none(f"the bundle was exported with {reference.answers.rows} validation rows, too few to learn from")
     if window.num_rows < MIN_ROWS:
         return _none(f"{window.num_rows} rows were seen, expected at least {MIN_ROWS}")
     counts = window.quality_counts
@@ -68,10 +68,10 @@ def _none(reason: str) -> Estimate:
 
 def _unseen(reference: Reference, window: Window) -> str:
     """Why the rows are too unlike the reference's to be judged by them; empty where they are not."""
-    outliers = _surplus(window.num_outliers, window.num_rows, reference.outliers, reference.rows)
+    outliers = _surplus(window.num_outliers, window.num_rows, reference.answers.outliers, reference.answers.rows)
     if outliers > _MAX_STRANGE:
         return f"at least {outliers:.0%} more of the rows are outliers than of the validation rows"
-    outside = _surplus(window.num_outside, window.num_rows, reference.outside, reference.input_rows)
+    outside = _surplus(window.num_outside, window.num_rows, reference.inputs.outside, reference.inputs.rows)
     if outside > _MAX_STRANGE:
         return f"at least {outside:.0%} more of the rows than expected have an input outside the range of all training and validation rows"
     return ""

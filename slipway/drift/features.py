@@ -42,7 +42,7 @@ class Feature(Contract):
 
 def features_of(contract: InputContract, output: OutputContract) -> list[Feature]:
     """What `extract` gives, in its order."""
-    return [*_input_features(contract), *_output_features(output)]
+    return [*input_features(contract), *output_features(output)]
 
 
 def feature_names(manifest: Bundle) -> list[str]:
@@ -55,7 +55,7 @@ def extract(contract: InputContract, inputs: NDArray[Any], outputs: Float, score
 
     `outputs` (rows, labels) probabilities or (rows, 1) values, `scores` (rows,) outlier scores.
     """
-    return np.concatenate([extract_inputs(contract, inputs), _of_outputs(outputs, scores)], axis=1)
+    return np.concatenate([extract_inputs(contract, inputs), extract_outputs(outputs, scores)], axis=1)
 
 
 def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
@@ -64,10 +64,11 @@ def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
         return _of_rows(contract, inputs)
     rows = max(1, _BLOCK_BYTES // math.prod(contract.shape))
     blocks = [_of_images(np.asarray(inputs[start : start + rows])) for start in range(0, len(inputs), rows)]
-    return np.concatenate(blocks) if blocks else np.empty((0, len(_input_features(contract))), np.float32)
+    return np.concatenate(blocks) if blocks else np.empty((0, len(input_features(contract))), np.float32)
 
 
-def _input_features(contract: InputContract) -> list[Feature]:
+def input_features(contract: InputContract) -> list[Feature]:
+    """What `extract_inputs` gives, in its order."""
     if isinstance(contract, ImageContract):
         names = [*_OF_IMAGES, *(_OF_COLOURS if contract.channels == 3 else ())]
         return [Feature(name=name, kind="number", origin="input", categories=[]) for name in names]
@@ -82,7 +83,9 @@ def _input_features(contract: InputContract) -> list[Feature]:
     ]
 
 
-def _output_features(output: OutputContract) -> list[Feature]:
+def output_features(output: OutputContract) -> list[Feature]:
+    """What `extract_outputs` gives, in its order."""
+
     def number(name: str) -> Feature:
         return Feature(name=name, kind="number", origin="output", categories=[])
 
@@ -92,8 +95,8 @@ def _output_features(output: OutputContract) -> list[Feature]:
     return [label, number(CONFIDENCE), number("entropy"), number("margin"), number(OUTLIER_SCORE)]
 
 
-def _of_outputs(outputs: Float, scores: Float) -> Float:
-    """Entropy in nats; the margin is the largest probability less the second largest."""
+def extract_outputs(outputs: Float, scores: Float) -> Float:
+    """(rows, features) float32: the last ones of `extract`'s. Entropy in nats; the margin is the best probability less the second."""
     if outputs.shape[1] == 1:
         return np.column_stack([outputs[:, 0], scores]).astype(np.float32)
     probabilities = np.clip(outputs, np.finfo(np.float32).tiny, 1)
@@ -153,7 +156,11 @@ def _mean(picture: Float) -> Float:
 
 def _grey(colours: Sequence[Float]) -> Float:
     """One channel, or the luma of ITU-R BT.601, as Pillow's mode "L" has it."""
-    return colours[0] if len(colours) == 1 else sum((weight * own for weight, own in zip(_LUMA, colours, strict=True)), np.float32(0))
+    if len(colours) == 1:
+        return colours[0]
+    red, green, blue = (weight * own for weight, own in zip(_LUMA, colours, strict=True))
+    mixed: Float = red + green + blue
+    return mixed
 
 
 def _fine_structure(pixels: NDArray[np.uint8], grey: Float, stride: int) -> tuple[Float, Float]:

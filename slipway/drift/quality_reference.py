@@ -4,7 +4,6 @@ Classes: bins of the confidence. How often the answer is right there, less the m
 Numbers: bins of the outlier score, and the mean squared error in each.
 """
 
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -36,7 +35,7 @@ class QualityReference(Contract):
     residuals: list[float]
     variances: list[float]  # of one row's residual
 
-    @cached_property
+    @property
     def _edges(self) -> Float32:
         return np.array(self.edges, np.float32)
 

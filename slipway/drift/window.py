@@ -14,7 +14,7 @@ from slipway.errors import SchemaError
 Counts = NDArray[np.int64]
 
 _MAGIC = b"slipway window 1"
-_ROWS, _OUTLIERS, _OUTSIDE = range(3)  # the first numbers
+_ROWS, _OUTLIERS, _OUTSIDE, _FIRST_BIN = range(4)  # the first numbers
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class _Layout:
     features: list[slice]
     joint: slice
     quality_counts: slice
-    quality_sums: slice
+    confidence: int
     size: int
     quality_column: int | None
     joint_table: list[NDArray[np.float64]]
@@ -50,14 +50,15 @@ class Window:
         added[_OUTSIDE] = self._num_outside(features)
         for place, own in zip(layout.features, bins, strict=True):
             added[place] = np.bincount(own, minlength=place.stop - place.start)
-        if reference.joint is not None and len(features):
-            added[layout.joint] = random_sums([bins[column] for column in reference.joint.columns], layout.joint_table)
-        if reference.quality is not None and layout.quality_column is not None:
+        if reference.inputs.joint is not None and len(features):
+            added[layout.joint] = random_sums([bins[column] for column in reference.inputs.joint.columns], layout.joint_table)
+        quality = reference.answers.quality
+        if quality is not None and layout.quality_column is not None:
             scores = features[:, layout.quality_column]
-            own, num_bins = reference.quality.bins(scores), len(reference.quality.counts)
-            fixed = np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64) if reference.quality.metric == "accuracy" else 0
-            added[layout.quality_counts] = np.bincount(own, minlength=num_bins)
-            np.add.at(added[layout.quality_sums], own, fixed)
+            own = quality.bins(scores)
+            added[layout.quality_counts] = np.bincount(own, minlength=len(quality.counts))
+            if quality.metric == "accuracy":
+                added[layout.confidence] = np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64).sum()
         self._numbers += added  # at once: a row that cannot be counted leaves nothing behind
 
     def merge(self, other: "Window") -> None:
@@ -106,7 +107,7 @@ class Window:
     @property
     def confidence_sum(self) -> float:
         """Of all rows; 0 for a number."""
-        return float(self._numbers[self._layout.quality_sums].sum()) / FIXED_POINT
+        return float(self._numbers[self._layout.confidence]) / FIXED_POINT
 
     def to_bytes(self) -> bytes:
         """For `from_bytes`, with the reference's fingerprint; some bytes for each bin."""
@@ -123,27 +124,27 @@ class Window:
         return window
 
     def _num_outliers(self, features: NDArray[np.float32]) -> int:
-        threshold = self.reference.outlier_threshold
+        threshold = self.reference.answers.outlier_threshold
         return 0 if threshold is None else int((features[:, self.reference.outlier_column] > threshold).sum())
 
     def _num_outside(self, features: NDArray[np.float32]) -> int:
         is_outside = np.zeros(len(features), np.bool_)
-        for column, feature in enumerate(self.reference.features):
-            if feature.origin == "input":
-                is_outside |= feature.is_outside(features[:, column])
+        for column, feature in enumerate(self.reference.inputs.features):
+            is_outside |= feature.is_outside(features[:, column])
         return int(is_outside.sum())
 
 
 def _lay_out(reference: Reference) -> _Layout:
-    ends = 3 + np.cumsum([0, *(len(feature.counts) for feature in reference.features)])
-    joint_end = int(ends[-1]) + (len(reference.joint.mean) if reference.joint else 0)
-    num_bins = len(reference.quality.counts) if reference.quality else 0
+    joint, quality = reference.inputs.joint, reference.answers.quality
+    ends = _FIRST_BIN + np.cumsum([0, *(len(feature.counts) for feature in reference.features)])
+    joint_end = int(ends[-1]) + (len(joint.mean) if joint else 0)
+    quality_end = joint_end + (len(quality.counts) if quality else 0)
     return _Layout(
         features=[slice(int(start), int(end)) for start, end in pairwise(ends)],
         joint=slice(int(ends[-1]), joint_end),
-        quality_counts=slice(joint_end, joint_end + num_bins),
-        quality_sums=slice(joint_end + num_bins, joint_end + 2 * num_bins),
-        size=joint_end + 2 * num_bins,
-        quality_column=reference.names.index(reference.quality.feature) if reference.quality else None,
-        joint_table=reference.joint.table(reference.features) if reference.joint else [],
+        quality_counts=slice(joint_end, quality_end),
+        confidence=quality_end,
+        size=quality_end + 1,
+        quality_column=reference.names.index(quality.feature) if quality else None,
+        joint_table=joint.table(reference.features) if joint else [],
     )
