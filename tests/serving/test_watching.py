@@ -42,7 +42,7 @@ PNG = {"content-type": "image/png"}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds, parts and gauges come at once, and nothing is thinned."""
-    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04)):
+    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04), ("TIDY_S", 0.1)):
         monkeypatch.setattr(watching, name, seconds)
     for name in ("FEATURES_SHARE", "RECORDS_SHARE"):
         monkeypatch.setattr(watching, name, 10.0)
@@ -271,6 +271,7 @@ def test_whatever_raises_costs_no_request_is_counted_and_recovers(
         await send(client, pictures(6, 20))
         await until(lambda: metric(inference, "slipway_confidence_count") >= before + 20)
         await until(lambda: not status(inference)["faults"])
+        await send(client, pictures(7, 20))
 
     run(make_watched(), work)
     assert rows_in(make_watched().state) >= 20
@@ -329,8 +330,8 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     monkeypatch.setattr(watching, "FEATURES_SHARE", 1e-6)
     monkeypatch.setattr(watching, "_BURST_S", 1e-3)
     settings, registry = make_watched(), CollectorRegistry()
-    metrics, bundle = WatchingMetrics(registry), load_bundle(certified / "bundle")
-    one = Watcher(settings, metrics, lambda: bundle)
+    metrics = WatchingMetrics(registry)
+    one = Watcher(settings, metrics, lambda: None)
     for begin in range(0, 2000, 500):
         for number in range(begin, begin + 500):
             one.offer(replace(answered(certified, 0), request_id=f"id-{number}"))
