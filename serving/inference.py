@@ -73,7 +73,7 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
-        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model.bundle if self.model else None)
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
         if watcher:
             self._observers.append(watcher)
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
