@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.endpoints.listing import all_routes
 from serving.inference import Inference
 from serving.reading import Headers
-from serving.responses import ClientGoneError, Refusal, Response, error_response, send_response
+from serving.responses import ClientGoneError, Refusal, Response, error_response, open_inference_error, send_response
 from serving.routes import Request, Route, find_route
 
 logger = logging.getLogger("bentoml.slipway")
@@ -74,7 +74,7 @@ class Front:
 
     def _refuse(self, refusal: Refusal, request: Request) -> Response:
         self._inference.monitoring.refused(refusal.code)
-        return error_response(refusal, request.id)
+        return (open_inference_error if request.path.startswith("/v2/") else error_response)(refusal, request.id)
 
     def _counting(self, label: str, send: Send) -> Send:
         async def counting_send(message: Message) -> None:

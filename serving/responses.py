@@ -16,6 +16,7 @@ ERRORS = {
     "malformed_body": 400,
     "malformed_json": 400,
     "not_found": 404,
+    "unknown_model": 404,
     "method_not_allowed": 405,
     "header_timeout": 408,
     "body_timeout": 408,
@@ -39,6 +40,7 @@ ERRORS = {
     "unknown_category": 422,
     "out_of_range": 422,
     "transform_failed": 422,
+    "tensor_mismatch": 422,
     "queue_full": 429,
     "headers_too_large": 431,
     "internal": 500,
@@ -85,8 +87,17 @@ def json_response(content: Any, status: int = 200, headers: tuple[tuple[str, str
 
 def error_response(refusal: Refusal, request_id: str) -> Response:
     """The one shape of every error."""
-    content = {"code": refusal.code, "message": refusal.message, "field": refusal.field, "request_id": request_id}
-    return json_response({"error": content}, refusal.status, refusal.headers)
+    return json_response({"error": _described(refusal, request_id)}, refusal.status, refusal.headers)
+
+
+def open_inference_error(refusal: Refusal, request_id: str) -> Response:
+    """The same for `/v2`, whose protocol has a text at the place of the object."""
+    described = _described(refusal, request_id)
+    return json_response({"error": described.pop("message"), **described}, refusal.status, refusal.headers)
+
+
+def _described(refusal: Refusal, request_id: str) -> dict[str, str | None]:
+    return {"code": refusal.code, "message": refusal.message, "field": refusal.field, "request_id": request_id}
 
 
 async def send_response(response: Response, request_id: str, send: Send, *, with_body: bool = True) -> None:

@@ -21,7 +21,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def may_exceed(body: bytes, most: int) -> bool:
+def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
     """Whether a JSON text may hold more than `most` values, told before any is made. Refusal if they are nested too deeply."""
     structure, num_strings = _STRING.subn(b"", body, count=2 * most + 1)
     brackets = structure.translate(None, _NOT_BRACKETS)
@@ -30,8 +30,8 @@ def may_exceed(body: bytes, most: int) -> bool:
     depth = 0
     for bracket in brackets:
         depth += 1 if bracket in _OPENING else -1
-        if depth > MAX_DEPTH:
-            raise _malformed(f"it is nested more than {MAX_DEPTH} deep")
+        if depth > max_depth:
+            raise _malformed(f"it is nested more than {max_depth} deep")
     return False
 
 

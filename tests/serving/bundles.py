@@ -159,7 +159,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     else:
         task = "image_regression" if is_value else "image_classification"
     manifest = Bundle(
-        format_version=3,
+        format_version=4,
         task=task,
         input=COLUMNS if is_table else CONTRACT,
         input_name=graph.graph.input[0].name,
@@ -173,6 +173,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         calibration=CALIBRATION,
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
         card_sha256=None,
+        drift_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={"onnx": onnx.__version__},
     )
