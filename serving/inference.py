@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from serving.batching import Batched, Submission
+from serving.deadlines import Deadlines
 from serving.decoding import Decoded
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
@@ -43,6 +44,7 @@ class Inference:
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
+        self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
         self._num_pending = 0
 
     @property
