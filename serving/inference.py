@@ -15,6 +15,7 @@ import numpy as np
 
 from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
+from serving.deadlines import Deadlines
 from serving.decoding import Decoded
 from serving.explaining.explainer import Explainer
 from serving.gpu_metrics import open_gpu_metrics
@@ -62,6 +63,7 @@ class Inference:
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
         self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
         self._sampler: Sampler | None = None
+        self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
 
     @property
     def model(self) -> ServedModel | None:
