@@ -56,11 +56,16 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
 
 @contextmanager
 def running(
-    folder: Path, target: str = "serving.service:Slipway", cwd: Path = ROOT, under: tuple[str, ...] = (), **settings: object
+    folder: Path,
+    target: str = "serving.service:Slipway",
+    cwd: Path = ROOT,
+    under: tuple[str, ...] = (),
+    host: str = "127.0.0.1",
+    **settings: object,
 ) -> Iterator[Server]:
     """A started server; ended with SIGTERM, which has to be a clean end. `under` is a command that it is run by."""
     port, log = free_port(), folder / "service.log"
-    command = [*under, sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
+    command = [*under, sys.executable, "-m", "bentoml", "serve", target, "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=cwd, env=environment(folder, **settings), stdout=output, stderr=subprocess.STDOUT)
     try:
