@@ -16,6 +16,7 @@ from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
+from serving.allocation import fix_thresholds
 from serving.api import predict_method, read_columns, summary
 from serving.binding import require_safe_start
 from serving.connections import limit_connections
@@ -107,6 +108,7 @@ class Slipway:
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        fix_thresholds()
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
         await operator_port().open()
