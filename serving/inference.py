@@ -15,18 +15,25 @@ import numpy as np
 
 from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
+from serving.deadlines import Deadlines
 from serving.decoding import Decoded
+from serving.explaining.explainer import Explainer
+from serving.gpu_metrics import open_gpu_metrics
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
 from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answer, load_model
 from serving.monitoring import Monitoring
 from serving.observing import Answered, Observer
 from serving.payload import Payload
+from serving.process_metrics import ProcessMetrics
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.rollout.canary import Canary
 from serving.rollout.following import Follower
+from serving.sampling import Sampler
 from serving.settings import Settings
+from serving.watching.feedback import Feedback
+from serving.watching.watcher import limits_of, open_watcher
 from slipway.bundle import SCORE_NAME
 from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
@@ -51,7 +58,12 @@ class Inference:
         self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
         self.canary: Canary | None = None  # the candidate that gets a share of the requests
         self.rollout = Follower(self)
+        self._explainer = Explainer(settings.request_timeout_s / 2)
+        self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
+        self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
+        self._sampler: Sampler | None = None
+        self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
 
     @property
     def model(self) -> ServedModel | None:
@@ -63,6 +75,15 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
+        if watcher:
+            self._observers.append(watcher)
+            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
+            self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
+        gpus = open_gpu_metrics(self.monitoring.registry)
+        if gpus:
+            self.parts["gpu"] = gpus.status
+        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.watching.error("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -95,6 +116,10 @@ class Inference:
             await live.retire()
         for observer in self._observers:
             await asyncio.to_thread(observer.close)
+        if self.feedback:
+            await asyncio.to_thread(self.feedback.close)
+        if self._sampler:
+            await asyncio.to_thread(self._sampler.close)
         self.monitoring.close()
 
     async def swap(self, model: ServedModel) -> None:
@@ -173,6 +198,17 @@ class Inference:
         finally:
             visit.leave()
             self.monitoring.queue_depth(self._admission.num_requests)
+
+    async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
+        """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
+        live = self._require_live()
+        if self._admission.is_overloaded:
+            raise self._admission.overload()
+        return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
+
+    def status_of(self, part: str) -> dict[str, Any] | None:
+        """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
+        return self.parts[part]() if part in self.parts else None
 
     def exposition(self) -> bytes:
         """The metrics."""
@@ -265,7 +301,7 @@ def _answered(
         payload=payload,
         is_list=decoded.is_list,
         inputs=decoded.inputs,
-        bundle_digest=model.bundle.digest,
+        bundle=model.bundle,
         execution=model.selection.actual,
         outputs={
             model.bundle.manifest.output_name: [row.outputs for row in rows],

@@ -61,6 +61,11 @@ class Settings(BaseSettings):
     admin_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening
     shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of the requests that a candidate answers copies of
+    watch: bool = True  # drift, and feedback
+    window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 1000  # that a window for drift ends with
+    window_minutes: Annotated[float, Field(gt=0, le=44640)] = 60.0  # after which it ends with fewer, if they are enough to be judged
+    feedback_rows: Annotated[int, Field(ge=100, le=100_000_000)] = 100_000  # predictions, and truths, that are remembered
+    feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # for so long
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
     keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers

@@ -6,7 +6,8 @@ as they are.
 *Kept*: the next batch would pay for fresh pages, up to two thirds of the time of a batch of small images, and a twentieth of what
 cleaning takes for a photograph. Each thread that allocates keeps at most `_KEPT_BYTES` at the end of its memory.
 
-*Given back*: one picture of many megapixels, even a refused one, would leave a service 90 MB larger for as long as it runs.
+*Given back*: one picture of many megapixels, even a refused one, would leave a service 90 MB larger for as long as it runs; and so
+would a model that ended.
 """
 
 import ctypes
@@ -23,9 +24,21 @@ def keep_freed_memory() -> bool:
     return _set_thresholds(_LARGEST_BLOCK, _KEPT_BYTES)
 
 
-def give_back_freed_memory() -> bool:
+def keep_little_freed_memory() -> bool:
     """Ask the opposite, also that glibc does not change its mind."""
     return _set_thresholds(_LARGEST_BLOCK_OF_A_SERVICE, _KEPT_BYTES_OF_A_SERVICE)
+
+
+def give_back_freed_memory() -> bool:
+    """Return freed blocks to the system, whatever is kept otherwise; False where that cannot be asked or there are none.
+
+    For after a model ended: glibc would keep its hundreds of megabytes. It takes milliseconds, in which other threads may have to wait.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return False
+    return bool(trim(0))
 
 
 def _set_thresholds(largest_block: int, kept_bytes: int) -> bool:

@@ -43,8 +43,8 @@ def test_the_memory_of_one_batch_serves_the_next() -> None:
 HELD = """
 import resource, sys
 from pathlib import Path
-from slipway.freed_memory import give_back_freed_memory
-if sys.argv[1] == "given back" and not give_back_freed_memory():
+from slipway.freed_memory import keep_little_freed_memory
+if sys.argv[1] == "given back" and not keep_little_freed_memory():
     sys.exit(3)
 held = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 def picture(megabytes):

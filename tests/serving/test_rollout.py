@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from serving.inference import Inference
+from serving.payload import Payload
 from serving.rollout import commands
 from serving.rollout.canary import is_chosen
 from serving.rollout.comparing import explained_disagreement, require_successor
@@ -159,6 +160,7 @@ def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_nam
         assert set(callers.versions) == set(expected)
         assert metric(inference, 'slipway_swaps_total{outcome="swapped"}') == num_swaps
         assert metric(inference, 'slipway_predictions_total{slot="stable"}') == len(callers.statuses)
+        assert inference.exposition().count(b"slipway_model_info{") == 1  # six swaps, one series
 
     run(settings, work)
 
@@ -588,7 +590,7 @@ def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSet
         inference.start()
         await inference.loaded()
         await asyncio.sleep(0.6)
-        assert (await inference.predict(PICTURES[0], "one"))["label"]
+        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
         await inference.stop()
 
     try:
@@ -606,7 +608,7 @@ def test_a_state_in_place_of_a_folder_costs_no_request(make_settings: MakeSettin
         inference.start()
         await inference.loaded()
         await asyncio.sleep(0.6)
-        assert (await inference.predict(PICTURES[0], "one"))["label"]
+        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
         await inference.stop()
 
     asyncio.run(main())
