@@ -33,11 +33,17 @@ def openapi(routes: Routes, bundle: Bundle | None, model_version: str | None, ha
         "info": {
             "title": "slipway",
             "version": model_version or "no model",
-            "description": "Errors have one shape, and a code that docs/serving.md lists.",
+            "description": f"{_about(routes, bundle)} Errors have one shape, and a code that docs/serving.md lists.",
         },
         "paths": dict(_path(path, route, bundle, has_keys) for path, route in sorted(routes.items())),
         "components": {"schemas": {"Error": ERROR}, "securitySchemes": _SCHEMES},
     }
+
+
+def _about(routes: Routes, bundle: Bundle | None) -> str:
+    """What most callers come for."""
+    predict = routes.get("/predict")
+    return predict.describe(bundle).summary if predict and predict.describe else ""
 
 
 def _path(path: str, route: Route, bundle: Bundle | None, has_keys: bool) -> tuple[str, dict[str, Any]]:
