@@ -92,6 +92,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._wait(2)
         super().on_headers_complete()
+        if self._inference.is_draining and self.cycle is not None:
+            self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""

@@ -17,7 +17,7 @@ from serving.endpoints.listing import all_routes
 from serving.gate import Gate
 from serving.inference import Inference
 from serving.reading import Headers
-from serving.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, send_response
+from serving.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
 from serving.routes import Access, Request, Route, find_route
 
 logger = logging.getLogger("bentoml.slipway")
@@ -93,7 +93,7 @@ class Front:
 
     def _refuse(self, refusal: Refusal, request: Request) -> Response:
         self._inference.monitoring.refused(refusal.code)
-        return error_response(refusal, request.id)
+        return (open_inference_error if request.path.startswith("/v2/") else error_response)(refusal, request.id)
 
     def _passing_on(self, label: str, request_id: str, send: Send) -> Send:
         """Sends on what BentoML answers, counted and with our headers."""

@@ -20,9 +20,11 @@ ERRORS = {
     "not_allowed": 403,
     "foreign_origin": 403,
     "not_found": 404,
+    "unknown_model": 404,
     "method_not_allowed": 405,
     "header_timeout": 408,
     "body_timeout": 408,
+    "rollout_refused": 409,
     "length_required": 411,
     "body_too_large": 413,
     "too_many_items": 413,
@@ -46,6 +48,11 @@ ERRORS = {
     "unknown_category": 422,
     "out_of_range": 422,
     "transform_failed": 422,
+    "tensor_mismatch": 422,
+    "rollout_invalid": 422,
+    "unknown_label": 422,
+    "not_one_item": 422,
+    "explain_busy": 429,
     "queue_full": 429,
     "rate_limited": 429,
     "headers_too_large": 431,
@@ -53,9 +60,11 @@ ERRORS = {
     "model_failed": 500,
     "invalid_answer": 500,
     "not_ready": 503,
+    "feedback_unavailable": 503,
     "too_many_connections": 503,
     "deadline_exceeded": 504,
 }
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode  # json.dumps would make one each time
 RETRY_AFTER = ("retry-after", "1")  # seconds
 # In every answer that does not say otherwise: it is for its caller alone, is what it says it is, and runs and embeds nothing.
 GUARDING: tuple[tuple[str, str], ...] = (
@@ -95,14 +104,22 @@ class Response:
 
 def json_response(content: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
     """`content` as JSON; ValueError for NaN and infinities, which JSON cannot hold."""
-    body = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-    return Response(status, body, headers=headers)
+    return Response(status, _encode(content).encode(), headers=headers)
 
 
 def error_response(refusal: Refusal, request_id: str) -> Response:
     """The one shape of every error."""
-    content = {"code": refusal.code, "message": refusal.message, "field": refusal.field, "request_id": request_id}
-    return json_response({"error": content}, refusal.status, refusal.headers)
+    return json_response({"error": _described(refusal, request_id)}, refusal.status, refusal.headers)
+
+
+def open_inference_error(refusal: Refusal, request_id: str) -> Response:
+    """The same for `/v2`, whose protocol has a text at the place of the object."""
+    described = _described(refusal, request_id)
+    return json_response({"error": described.pop("message"), **described}, refusal.status, refusal.headers)
+
+
+def _described(refusal: Refusal, request_id: str) -> dict[str, str | None]:
+    return {"code": refusal.code, "message": refusal.message, "field": refusal.field, "request_id": request_id}
 
 
 async def send_response(response: Response, request_id: str, send: Send, *, with_body: bool = True) -> None:

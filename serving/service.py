@@ -20,19 +20,22 @@ from serving.allocation import fix_thresholds
 from serving.api import predict_method, read_columns, summary
 from serving.binding import require_safe_start
 from serving.connections import limit_connections
+from serving.draining import drain_on_sigterm
 from serving.front import Front
 from serving.inference import Inference
 from serving.monitoring import open_server_directory, tether_to_server
 from serving.operator_port import OperatorPort
 from serving.packing import bento_labels
+from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
+from serving.supervising import supervise
 from slipway.errors import SlipwayError
 
 try:
     SETTINGS = read_settings()
 except SettingsError as error:
     raise BentoMLConfigException(str(error)) from None  # BentoML's commands print this one without a traceback
-COLUMNS = read_columns(SETTINGS.bundle)
+COLUMNS = read_columns(served_bundle(SETTINGS))
 
 
 @functools.cache
@@ -95,6 +98,7 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
+        supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
         context = click.get_current_context(silent=True)
         if context is not None:
@@ -108,6 +112,7 @@ class Slipway:
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        drain_on_sigterm(inference())
         fix_thresholds()
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
@@ -123,6 +128,6 @@ class Slipway:
         await operator_port().close()
 
     async def __is_ready__(self) -> bool:
-        return inference().model is not None
+        return inference().model is not None and not inference().is_draining
 
     predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))

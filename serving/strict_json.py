@@ -25,7 +25,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def may_exceed(body: bytes, most: int) -> bool:
+def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
     """Whether a JSON text may hold more than `most` values, told before any is made. Refusal if they are nested too deeply.
 
     A long text is looked at in blocks, so that it is never in memory twice.
@@ -41,8 +41,8 @@ def may_exceed(body: bytes, most: int) -> bool:
         for bracket in brackets:
             depth += 1 if bracket in _OPENING else -1
             deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH:
-        raise _malformed(f"it is nested more than {MAX_DEPTH} deep")
+    if deepest > max_depth:
+        raise _malformed(f"it is nested more than {max_depth} deep")
     return False
 
 

@@ -3,6 +3,7 @@
 artifacts/bundle/bundle.json        what is inside, and the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx one self-contained graph per variant
 artifacts/bundle/canary.npz         validation rows that every runtime has to answer as fp32 does, unless export.canary_rows is 0
+artifacts/bundle/drift.json         what the traffic is compared with; slipway/drift/ is its reader and writer
 artifacts/bundle/MODEL_CARD.md      what the model is for, how good it is and where it is weak, for people
 
 A format version that is not known, a missing file or a changed byte is refused.
@@ -22,9 +23,10 @@ from slipway.contract import Contract, Task
 from slipway.errors import BundleError
 from slipway.input_contract import InputContract
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "bundle.json"
 CARD = "MODEL_CARD.md"
+DRIFT = "drift.json"
 SCORE_NAME = "outlier_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
 Target = Literal["cpu", "cuda", "tensorrt"]
@@ -123,7 +125,7 @@ class Lineage(Contract):
 class Bundle(Contract):
     """The content of `bundle.json`."""
 
-    format_version: Literal[3]
+    format_version: Literal[4]
     task: Task
     input: InputContract
     input_name: str  # "image" or "row"
@@ -137,6 +139,7 @@ class Bundle(Contract):
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
     metrics: dict[str, Metric]  # on the test split, of the trained network
     card_sha256: str | None  # hex, of MODEL_CARD.md; null where there is none
+    drift_sha256: str | None  # hex, of drift.json; null where there is none
     lineage: Lineage
     versions: dict[str, str]  # of the packages that made it
 
@@ -172,7 +175,8 @@ class LoadedBundle:
         """All files that belong to it, in its folder, the manifest first."""
         card = [CARD] if self.manifest.card_sha256 else []
         canary = [self.manifest.canary.file] if self.manifest.canary else []
-        return [MANIFEST, *(model.file for model in self.manifest.models.values()), *card, *canary]
+        drift = [DRIFT] if self.manifest.drift_sha256 else []
+        return [MANIFEST, *(model.file for model in self.manifest.models.values()), *card, *canary, *drift]
 
     def model_bytes(self, variant: str) -> bytes:
         """The graph of `variant`, the very bytes that were digested; BundleError if it is absent or altered."""
@@ -190,12 +194,20 @@ class LoadedBundle:
         canary = self.manifest.canary
         return parse_canary(self._verified(canary.file, canary.sha256), canary.rows) if canary else None
 
+    def drift_bytes(self) -> bytes | None:
+        """The content of the drift reference, which slipway/drift/reference.py reads; None where the bundle has none.
+
+        BundleError if it is absent or altered.
+        """
+        return self._verified(DRIFT, self.manifest.drift_sha256) if self.manifest.drift_sha256 else None
+
     def verify(self) -> None:
         """Check every file."""
         for variant in self.manifest.models:
             self.model_bytes(variant)
         self.card()
         self.canary_rows()
+        self.drift_bytes()
 
     def _verified(self, file: str, sha256: str) -> bytes:
         path = self.root / file

@@ -51,6 +51,7 @@ def run(params: Params) -> None:
     rows = ExportRows(
         calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
         validation=open_split(PACKED, manifest, "val", verify=True),
+        train=train,
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
     read += [PRUNED / "model.json"]

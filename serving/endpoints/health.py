@@ -20,7 +20,7 @@ def routes(inference: Inference) -> Routes:
         return json_response({"status": "alive"})
 
     async def ready(request: Request) -> Response:
-        return json_response({"status": "ready", "model_version": inference.require_model().version})
+        return json_response({"status": "ready", "model_version": inference.require_ready().version})
 
     async def metrics(request: Request) -> Response:
         body = await asyncio.to_thread(inference.exposition)

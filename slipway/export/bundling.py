@@ -36,6 +36,7 @@ from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
 from slipway.errors import BundleError
 from slipway.export.canary import choose_canary, write_canary
+from slipway.export.drift import DriftRows, write_drift
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
 from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
@@ -50,6 +51,7 @@ from slipway.training.calibrated import CalibratedNetwork
 
 WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
+_DRIFT_BATCH_SIZE = 64
 _PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
 
 
@@ -85,10 +87,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class ExportRows:
-    """Training rows (rows, ...) as the network takes them, to calibrate on, and the validation split, to check and choose on."""
+    """Training rows (rows, ...) as the network takes them, to calibrate on, and the validation split, to check, choose and compare on."""
 
     calibration: NDArray[Any]
     validation: PackedSplit
+    train: PackedSplit | None = None  # the training split, for the reference of drift; None where the validation rows have to do
 
 
 def write_bundle(
@@ -129,7 +132,9 @@ def write_bundle(
     contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
     canary = write_canary(root, choose_canary(rows.validation, resampling.seed, params.canary_rows), models, params.max_batch_size)
-    manifest = _manifest(trained, params, models, board, canary, lineage)
+    drift_rows = DriftRows(rows.validation, rows.train, resampling.seed, min(params.max_batch_size, _DRIFT_BATCH_SIZE))
+    drift_sha256 = write_drift(root, trained.input, trained.output, trained.calibration, models, drift_rows)
+    manifest = _manifest(trained, params, models, board, canary, lineage).model_copy(update={"drift_sha256": drift_sha256})
     if card is not None:
         text = card(models, board.choice).encode()
         files.write_bytes(root / CARD, text)
@@ -222,6 +227,7 @@ def _manifest(
         calibration=trained.calibration,
         metrics=trained.metrics,
         card_sha256=None,
+        drift_sha256=None,
         lineage=lineage,
         versions=package_versions(),
     )

@@ -247,6 +247,6 @@ def _export(project: Project) -> None:
     content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     params = parse_params(content)
-    rows = ExportRows(project.split("train").inputs[:], project.split("val"))
+    rows = ExportRows(project.split("train").inputs[:], project.split("val"), project.split("train"))
     with files.new_directory(project.bundle_root) as folder:
         write_bundle(folder, trained(project), rows, params.export, RESAMPLING, trace_lineage({}, []), QUICK)

@@ -37,7 +37,7 @@ def write_small_bundle(
     files.write_bytes(root / "model_fp16.onnx", model)
     manifest = Bundle.model_validate(
         {
-            "format_version": 3,
+            "format_version": 4,
             "task": f"{'table' if contract.kind == 'columns' else 'image'}_{'classification' if labels else 'regression'}",
             "input": contract,
             "input_name": input_name(contract),
@@ -47,6 +47,7 @@ def write_small_bundle(
             "models": {"fp16": describe_model(root / "model_fp16.onnx", "fp16", ["tensorrt"])},
             "canary": None,
             "card_sha256": None,
+            "drift_sha256": None,
             "left_out": {},
             "choice": {},
             "calibration": CALIBRATION,

@@ -56,7 +56,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
     labels = ["ape", "bee"] if task == "image_classification" else []
     names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
     manifest = Bundle(
-        format_version=3,
+        format_version=4,
         task=task,
         input=INPUT,
         input_name="image",
@@ -70,6 +70,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         canary=None,
         metrics={},
         card_sha256=None,
+        drift_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
         versions={},
     )

@@ -28,10 +28,11 @@ ALLOWED = {
     "training": {"ring 0", "data", "reports", "training"},
     "planning": {"ring 0", "data", "reports", "training", "planning"},
     "doctor": {"ring 0", "data", "reports", "training", "doctor"},
-    "export": {"ring 0", "data", "reports", "training", "export"},
-    "replay": {"ring 0", "reports", "training", "export", "replay"},
-    "stages": {"ring 0", "data", "reports", "training", "export"},
-    "serving": {"ring 0", "serving"},
+    "export": {"ring 0", "drift", "data", "reports", "training", "export"},
+    "drift": {"ring 0", "drift"},
+    "replay": {"ring 0", "drift", "reports", "training", "export", "replay"},
+    "stages": {"ring 0", "drift", "data", "reports", "training", "export"},
+    "serving": {"ring 0", "drift", "serving"},
 }
 
 
