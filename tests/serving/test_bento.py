@@ -149,6 +149,7 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
     assert {
         "serving/service.py",
         "serving/index.html",
+        "slipway/drift/judging.py",
         "slipway/replay/__main__.py",
         "slipway/reports/console.py",
         "slipway/runtime.py",
