@@ -18,12 +18,13 @@ from bentoml.validators import ContentType
 from pydantic import WithJsonSchema
 
 from serving.description import row_schema
+from serving.payload import Payload
 from serving.responses import Refusal
 from slipway.bundle import load_bundle
 from slipway.columns import ColumnContract
 from slipway.errors import SlipwayError
 
-Predict = Callable[[bytes, str], Awaitable[dict[str, Any]]]  # a payload and the id of its request
+Predict = Callable[[Payload, str], Awaitable[dict[str, Any]]]  # a payload and the id of its request
 
 
 def read_columns(bundle: Path) -> ColumnContract | None:
@@ -44,14 +45,14 @@ def summary(columns: ColumnContract | None) -> str:
     if columns:
         what = 'Send one row to /predict as a JSON object, or several as {"rows": [...]}, which are answered by {"predictions": [...]}.'
     else:
-        what = "Send one image to /predict."
+        what = 'Send one image to /predict, or several as files of a form, which are answered by {"predictions": [...]}.'
     return what + " Errors have one shape: {error: {code, message, field, request_id}}. See docs/serving.md."
 
 
 def _of_image(predict_payload: Predict) -> Any:
     async def predict(self: Any, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
         """For one image: `label`, `probabilities`, `prediction_set`, or `value`, `interval`; and `outlier_score`, `is_outlier`."""
-        return await _answer(predict_payload, image.read_bytes())
+        return await _answer(predict_payload, Payload("images", (image.read_bytes(),)))
 
     return predict
 
@@ -61,12 +62,12 @@ def _of_rows(columns: ColumnContract, predict_payload: Predict) -> Any:
 
     async def predict(self: Any, rows: Annotated[list[dict[str, Any]], schema]) -> dict[str, Any]:
         """For each row: `label`, `probabilities`, `prediction_set`, or `value`, `interval`; and `outlier_score`, `is_outlier`."""
-        return await _answer(predict_payload, json.dumps({"rows": rows}).encode())
+        return await _answer(predict_payload, Payload("columns", (json.dumps({"rows": rows}).encode(),)))
 
     return predict
 
 
-async def _answer(predict: Predict, payload: bytes) -> dict[str, Any]:
+async def _answer(predict: Predict, payload: Payload) -> dict[str, Any]:
     request_id = secrets.token_hex(8)
     try:
         return await predict(payload, request_id) | {"request_id": request_id}

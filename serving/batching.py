@@ -1,16 +1,15 @@
 """A greedy micro-batcher: while one batch runs, requests queue; the next batch takes them all.
 
 There is no timer, so a lone request never waits for company. It knows nothing of images, HTTP or
-metrics. A caller that was cancelled (its deadline passed) is dropped before its item reaches the model.
+metrics. A request that was cancelled (its deadline passed) is dropped before its rows reach the model.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,62 +17,88 @@ from numpy.typing import NDArray
 from slipway.calibration import Answers
 
 Run = Callable[[NDArray[Any]], Answers]
+Row = TypeVar("Row")  # what the model says of one row
 
 
-@dataclass(frozen=True)
-class BatchAnswer:
-    """One item's outputs (outputs,) float32 and outlier score, and how long it waited and ran."""
+class Batched(NamedTuple, Generic[Row]):
+    """The answers to one request's rows in their order, and how long it waited and ran."""
 
-    outputs: NDArray[np.float32]
-    score: np.float32
-    queue_seconds: float
-    infer_seconds: float
-    batch_size: int
+    rows: list[Row]
+    queue_seconds: float  # until the first batch that took rows of it began
+    infer_seconds: float  # from then on; several rows may take several batches
 
 
-@dataclass(eq=False)
-class _Waiting:
-    item: NDArray[Any]
-    answer: asyncio.Future[BatchAnswer]
-    since: float = field(default_factory=perf_counter)
+class Submission(Generic[Row]):
+    """One request's rows on their way: `await submission.answer`, and cancel it to take back what has not run."""
+
+    def __init__(self, inputs: NDArray[Any], answer: "asyncio.Future[Batched[Row]]") -> None:
+        self.inputs = inputs  # (rows, ...)
+        self.answer = answer
+        self.num_taken = 0  # rows that are in a batch, or were
+        self.rows: list[Row] = []  # answered so far
+        self.since = perf_counter()
+        self.started = 0.0  # when the first batch began
 
 
-class MicroBatcher:
-    """Runs single items in batches of at most `max_batch_size`, one batch at a time, on a thread of its own."""
+class _Part(NamedTuple):
+    """Rows of one request in a batch."""
 
-    def __init__(self, run: Run, max_batch_size: int, on_batch: Callable[[int], None] = lambda size: None) -> None:
+    submission: Submission[Any]
+    first: int
+    end: int
+
+    @property
+    def inputs(self) -> NDArray[Any]:
+        return self.submission.inputs[self.first : self.end]
+
+
+def _no_note(num_rows: int, fill: float, seconds: float) -> None:
+    """Nobody counts."""
+
+
+class MicroBatcher(Generic[Row]):
+    """Runs rows in batches of at most `max_batch_size`, one batch at a time, on a thread of its own.
+
+    `run` takes (rows, ...) and answers each row. `on_batch` is told of each batch its number of rows, their share of the largest, and
+    its seconds.
+    """
+
+    def __init__(
+        self, run: Callable[[NDArray[Any]], Sequence[Row]], max_batch_size: int, on_batch: Callable[[int, float, float], None] = _no_note
+    ) -> None:
         self._run = run
         self._max_batch_size = max_batch_size
         self._on_batch = on_batch
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Submission[Row]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-model")
 
     @property
     def num_waiting(self) -> int:
-        """Items that are not yet in a batch."""
-        return len(self._waiting)
+        """Rows that are not yet in a batch."""
+        return sum(len(submission.inputs) - submission.num_taken for submission in self._waiting)
 
-    async def submit(self, item: NDArray[Any]) -> BatchAnswer:
-        """The answer to one item; whatever `run` raises is raised to every caller of its batch."""
-        return await self._enqueue(item)
+    def submit(self, inputs: NDArray[Any]) -> Submission[Row]:
+        """Queue one or more (rows, ...); whatever `run` raises is raised to every request of its batch."""
+        submission: Submission[Row] = Submission(inputs, asyncio.get_running_loop().create_future())
+        self._waiting.append(submission)
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
+        return submission
 
-    async def submit_all(self, items: NDArray[Any]) -> list[BatchAnswer]:
-        """The answers to (rows, ...) items in their order; if the caller is cancelled, all of them are dropped."""
-        return await asyncio.gather(*(self._enqueue(item) for item in items))
+    def shed(self, num_kept: int, reason: Callable[[], Exception]) -> None:
+        """Answer the newest of those that wait with a `reason`, all but the first `num_kept` rows: there is more to do than can be done."""
+        num_rows = 0
+        for submission in self._waiting:
+            num_rows += len(submission.inputs)
+            if num_rows > num_kept and not submission.num_taken and not submission.answer.done():
+                submission.answer.set_exception(reason())
 
     async def close(self) -> None:
         """Finish what waits, then end the thread."""
         if self._working is not None:
             await self._working
         self._thread.shutdown()
-
-    def _enqueue(self, item: NDArray[Any]) -> asyncio.Future[BatchAnswer]:
-        waiting = _Waiting(item, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if self._working is None:
-            self._working = asyncio.create_task(self._work())
-        return waiting.answer
 
     async def _work(self) -> None:
         try:
@@ -82,33 +107,51 @@ class MicroBatcher:
         finally:
             self._working = None
 
-    def _take(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        while self._waiting and len(batch) < self._max_batch_size:
-            waiting = self._waiting.popleft()
-            if not waiting.answer.done():
-                batch.append(waiting)
+    def _take(self) -> list[_Part]:
+        """The rows of the next batch, the oldest first, without those of requests that nobody waits for any more."""
+        batch: list[_Part] = []
+        room = self._max_batch_size
+        while self._waiting and room:
+            submission = self._waiting[0]
+            first, end = submission.num_taken, min(submission.num_taken + room, len(submission.inputs))
+            if not submission.answer.done():
+                batch.append(_Part(submission, first, end))
+                submission.num_taken = end
+                room -= end - first
+            if submission.answer.done() or end == len(submission.inputs):
+                self._waiting.popleft()
         return batch
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
+    async def _answer(self, batch: list[_Part]) -> None:
         started = perf_counter()
         try:
-            stacked = np.stack([waiting.item for waiting in batch])
-            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, stacked)
+            inputs = np.concatenate([part.inputs for part in batch]) if len(batch) > 1 else batch[0].inputs
+            rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, inputs)
+            if len(rows) != len(inputs):
+                raise RuntimeError(f"the model answered {len(rows)} rows to a batch of {len(inputs)}")
         except Exception as error:
             _fail(batch, error)
             return
-        seconds = perf_counter() - started
-        self._on_batch(len(batch))
-        for waiting, row, score in zip(batch, *answers, strict=True):
-            if not waiting.answer.done():
-                waiting.answer.set_result(BatchAnswer(row, score, started - waiting.since, seconds, len(batch)))
+        self._on_batch(len(rows), len(rows) / self._max_batch_size, perf_counter() - started)
+        _hand_out(batch, rows, started)
 
 
-def _fail(batch: list[_Waiting], error: Exception) -> None:
-    for waiting in batch:
-        if not waiting.answer.done():
-            waiting.answer.set_exception(error)
+def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:
+    ended = perf_counter()
+    begin = 0
+    for submission, first, end in batch:
+        if not first:
+            submission.started = started
+        submission.rows += rows[begin : begin + end - first]
+        begin += end - first
+        if end == len(submission.inputs) and not submission.answer.done():
+            submission.answer.set_result(Batched(submission.rows, submission.started - submission.since, ended - submission.started))
+
+
+def _fail(batch: list[_Part], error: Exception) -> None:
+    for part in batch:
+        if not part.submission.answer.done():
+            part.submission.answer.set_exception(error)
 
 
 def padded(run: Run, max_batch_size: int) -> Run:

@@ -1,6 +1,7 @@
 """From encoded bytes to the pixels a network takes, off the event loop where it would be held up.
 
-The decoding itself is `slipway.preprocess`, the same as in training.
+The decoding itself is `slipway.preprocess`, the same as in training. A caller that is cancelled (its deadline passed) takes what it
+has waiting for the threads with it.
 """
 
 import asyncio
@@ -13,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from serving.reading import item_field
 from serving.responses import Refusal
 from slipway.cores import num_cores
 from slipway.errors import ImageError
+from slipway.plain_png import read_png_header
 from slipway.preprocess import FORMATS, ImageContract, array_from_bytes
 
 # Up to here decoding takes less than the 0.1 ms that a thread's round trip costs. Both are needed:
@@ -33,35 +36,54 @@ class Decoded:
 
 
 class ImageDecoder:
-    """Decodes images for one contract: small ones at once, others on threads."""
+    """Decodes images for one contract: a small one at once, others on threads."""
 
     def __init__(self, contract: ImageContract) -> None:
         self._contract = contract
         Image.init()  # loads Pillow's plugins, which the first image would otherwise wait for
         self._threads = ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-decode")
 
-    async def decode(self, payload: bytes) -> Decoded:
-        """(1, size_px, size_px, channels) uint8 in [0, 255]; Refusal with the rule that the image breaks."""
+    async def decode(self, *images: bytes) -> Decoded:
+        """(images, size_px, size_px, channels) uint8 in [0, 255]; Refusal with the rule that the first bad image breaks."""
+        if len(images) == 1 and self._is_quick(images[0]):
+            return Decoded(self._pixels(images[0], "image")[np.newaxis], is_list=False)
+        loop = asyncio.get_running_loop()
+        names = [item_field(position, len(images)) for position in range(len(images))]
+        waiting = [loop.run_in_executor(self._threads, self._pixels, *named) for named in zip(images, names, strict=True)]
         try:
-            return Decoded((await self._pixels(payload))[np.newaxis], is_list=False)
-        except ImageError as error:
-            raise Refusal(error.rule, error.detail, field="image") from None
+            return Decoded(np.stack([await pixels for pixels in waiting]), is_list=len(images) > 1)
+        finally:
+            for pixels in waiting:
+                _give_up(pixels)
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown()
 
-    async def _pixels(self, payload: bytes) -> NDArray[np.uint8]:
-        if self._contract.transform is None and _is_small(payload):  # how long a user's function takes is not known
-            return array_from_bytes(payload, self._contract)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, array_from_bytes, payload, self._contract)
+    def _pixels(self, image: bytes, name: str) -> NDArray[np.uint8]:
+        try:
+            return array_from_bytes(image, self._contract)
+        except ImageError as error:
+            raise Refusal(error.rule, error.detail if name == "image" else f"{name}: {error.detail}", field=name) from None
+
+    def _is_quick(self, image: bytes) -> bool:
+        return self._contract.transform is None and _is_small(image)  # how long a user's function takes is not known
 
 
-def _is_small(payload: bytes) -> bool:
-    if len(payload) > INLINE_BYTES:
+def _give_up(pixels: asyncio.Future[NDArray[np.uint8]]) -> None:
+    """What has not begun never will; of what has failed as well, asyncio would say that nobody asked."""
+    if not pixels.cancel() and not pixels.cancelled():
+        pixels.exception()
+
+
+def _is_small(image: bytes) -> bool:
+    if len(image) > INLINE_BYTES:
         return False
+    header = read_png_header(image)  # opening the file takes Pillow longer than decoding a small one
+    if header:
+        return header.width * header.height <= INLINE_PIXELS
     try:
-        with Image.open(io.BytesIO(payload), formats=FORMATS) as image:
-            return bool(image.width * image.height <= INLINE_PIXELS)
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+            return bool(opened.width * opened.height <= INLINE_PIXELS)
     except Exception:
         return True  # the header alone refuses it

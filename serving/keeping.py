@@ -55,7 +55,7 @@ class Keeper:
         """Keep a request if it is among the sampled ones. Never waits, never raises."""
         if answered.request_id.startswith(REPLAYED) or not is_sampled(answered.request_id, self._share):
             return
-        num_bytes = len(answered.payload) + answered.inputs.nbytes
+        num_bytes = answered.payload.num_bytes + answered.inputs.nbytes
         with self._lock:
             is_full = len(self._waiting) >= MAX_WAITING or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES
             if not is_full:
@@ -170,13 +170,14 @@ def is_sampled(request_id: str, share: float) -> bool:
 
 
 def _kept(moment: float, answered: Answered) -> KeptRequest:
+    content_type, payload = answered.payload.as_request()
     return KeptRequest(
         request_id=answered.request_id,
         time=datetime.fromtimestamp(moment, UTC),
         bundle_digest=answered.bundle_digest,
         execution=answered.execution,
-        content_type=answered.content_type,
-        payload=answered.payload,
+        content_type=content_type,
+        payload=payload,
         is_list=answered.is_list,
         inputs_sha256=digest_inputs(answered.inputs),
         outputs={name: np.array(rows, np.float32) for name, rows in answered.outputs.items()},

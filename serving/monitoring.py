@@ -1,13 +1,18 @@
 """The service's own metrics, with labels from fixed lists only: no request can add a series.
 
 Workers write to files in their server's folder, so that any of them answers `/metrics` for all of
-them, and the counts of a worker that died stay. docs/serving.md lists every metric.
+them, and the counts of a worker that died stay, but for what it counted since it last wrote: at most FLUSH_S. A worker's own
+counts are written before it answers, so they are exact at every scrape. docs/serving.md lists every metric.
 """
 
+import asyncio
 import atexit
 import os
 import shutil
+import threading
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -15,18 +20,32 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from serving.keeping import OUTCOMES
 from serving.model import ServedModel
 from serving.responses import ERRORS
+from serving.rollout.evidence import SHADOWED
+from serving.rollout.state import OUTCOMES as SWAPPED
+from serving.tallies import Count, Distribution, Level, Tally
+from serving.traffic import traffic
+from serving.watching.metrics import WatchingMetrics
 from slipway.files import is_alive
 from slipway.tether import tether_to
 
+KEY_REFUSALS = ("missing", "unknown", "role", "rate")
+SLOTS = ("stable", "candidate", "shadow")  # of the model that answered; a shadow answers copies
 STAGES = ("read", "decode", "queue", "infer", "encode")
-_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_ROWS = tuple(2.0**power for power in range(11))
+FLUSH_S = 0.05  # at most so long a count waits to be written
+# A series for each bound, label and worker: few for the stages, finer for the whole, whose percentiles are shown.
+_STAGE_SECONDS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0)
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
+_FILL = (0.125, 0.25, 0.5, 0.75, 1.0)
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # BentoML sets it in every worker, before prometheus_client is imported
 _SERVER_DIRECTORY = "_SLIPWAY_SERVER_DIRECTORY"  # from the server process to its workers; not a setting
 
 
+AnyTally = TypeVar("AnyTally", bound=Tally)
+
+
 class Monitoring:
-    """Counters, histograms and gauges of one worker."""
+    """Counters, histograms and gauges of one worker. Where nothing else is said only the event loop may call a method."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -34,38 +53,102 @@ class Monitoring:
         _enter_server_directory()
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("slipway_requests", "Answered requests.", ["route", "code"], registry=registry)
+        self._tallies: list[Tally] = []
+        self._answered: dict[tuple[str, int], Count] = {}
+        self._flushing: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._one_at_a_time = threading.Lock()
         errors = Counter("slipway_errors", "Requests answered with an error, by its code.", ["error"], registry=registry)
-        stages = Histogram("slipway_stage_seconds", "Time of a prediction, by stage.", ["stage"], buckets=_SECONDS, registry=registry)
-        self._errors = {code: errors.labels(code) for code in ERRORS}
-        self._stages = {stage: stages.labels(stage) for stage in STAGES}
-        self._seconds = Histogram("slipway_predict_seconds", "Time of a prediction.", buckets=_SECONDS, registry=registry)
-        self._batch_size = Histogram("slipway_batch_size", "Rows in a batch.", buckets=_ROWS, registry=registry)
-        self._gone = Counter("slipway_clients_gone", "Requests whose caller hung up before they were complete.", registry=registry)
+        self._errors = {code: self._tally(Count(errors.labels(code))) for code in ERRORS}
+        stages = Histogram("slipway_stage_seconds", "Time of a prediction, by stage.", ["stage"], buckets=_STAGE_SECONDS, registry=registry)
+        self._stages = {stage: self._tally(Distribution(stages.labels(stage), _STAGE_SECONDS)) for stage in STAGES}
+        self._seconds = self._histogram("slipway_predict_seconds", "Time of a prediction.", _SECONDS)
+        self._batch_size = self._histogram("slipway_batch_size", "Rows in a batch.", _ROWS)
+        self._batch_fill = self._histogram("slipway_batch_fill", "Rows in a batch, as a share of the largest one.", _FILL)
+        gone = Counter("slipway_clients_gone", "Requests whose caller hung up before they were complete.", registry=registry)
+        self._gone = self._tally(Count(gone))
+        expired = Counter("slipway_expired", "Requests dropped before the model, because their deadline had passed.", registry=registry)
+        self._expired = self._tally(Count(expired))
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
-        self._queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
+        refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
+        self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
+        key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
+        self._key_faults = self._tally(Count(key_faults))
+        queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
+        self._queue = self._tally(Level(queue))
+        answers = Counter("slipway_predictions", "Requests that a model answered, by its place in a rollout.", ["slot"], registry=registry)
+        self._answers = {slot: self._tally(Count(answers.labels(slot))) for slot in SLOTS}
+        swaps = Counter("slipway_swaps", "What became of models that were rolled out.", ["outcome"], registry=registry)
+        self._swaps = {outcome: swaps.labels(outcome) for outcome in SWAPPED}
+        shadowed = Counter("slipway_shadow", "Copies of requests, by how the candidate answered them.", ["outcome"], registry=registry)
+        self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
+        self._share = Gauge(
+            "slipway_candidate_share", "Share of the requests that a canary answers.", multiprocess_mode="livemax", registry=registry
+        )
         self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
         labels = ["model_version", "task", "backend", "provider", "precision", "variant", "requested_provider", "requested_variant"]
         self._info = Gauge(
             "slipway_model_info", "1 for the model that is ready, and how it runs.", labels, multiprocess_mode="livemax", registry=registry
         )
         self._shown: Gauge | None = None
+        self.watching = WatchingMetrics(registry)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where a part of the service with gauges of its own registers them."""
+        return self._registry
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer; `route` is one of the front's own, never a path that a caller made up."""
-        self._requests.labels(route, str(status)).inc()
+        count = self._answered.get((route, status))
+        if count is None:
+            count = self._answered[route, status] = self._tally(Count(self._requests.labels(route, str(status))))
+        count.add()
+        self._flush_soon()
 
     def refused(self, code: str) -> None:
         """Count an error by its code."""
-        self._errors[code].inc()
+        self._errors[code].add()
 
     def client_gone(self) -> None:
         """Count a caller that hung up."""
-        self._gone.inc()
+        self._gone.add()
+        self._flush_soon()
+
+    def expired(self) -> None:
+        """Count a request whose deadline passed before the model took any of it."""
+        self._expired.add()
+
+    def key_refused(self, reason: str) -> None:
+        """Count a request that was refused for its key; `reason` is one of KEY_REFUSALS."""
+        self._refused_keys[reason].add()
+
+    def keys_unreadable(self) -> None:
+        """Count a file of keys that could not be read, or had wrong lines."""
+        self._key_faults.add()
 
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
         self._kept[outcome].inc(num_requests)
+
+    def answer(self, slot: str) -> None:
+        """Count a request that the model in that slot answered; one of SLOTS."""
+        self._answers[slot].add()
+
+    def swap(self, outcome: str) -> None:
+        """Count what became of a candidate. One worker does, whoever sees it first."""
+        self._swaps[outcome].inc()
+
+    def shadowed(self, outcome: str) -> None:
+        """Count a copy of a request. Any thread may call it."""
+        self._shadowed[outcome].inc()
+        if outcome in ("agrees", "differs"):
+            self._answers["shadow"].add()
+
+    def candidate_share(self, share: float) -> None:
+        """Set the share of the requests that a canary answers, 0 where there is none."""
+        self._share.set(share)
 
     def stage(self, stage: str, seconds: float) -> None:
         """Note how long a stage of one prediction took."""
@@ -75,13 +158,18 @@ class Monitoring:
         """Note how long a whole prediction took."""
         self._seconds.observe(seconds)
 
-    def batch(self, num_rows: int) -> None:
-        """Note the size of a batch that ran."""
+    def batch(self, num_rows: int, fill: float) -> None:
+        """Note the size of a batch that ran, and its share of the largest one, in (0, 1]."""
         self._batch_size.observe(num_rows)
+        self._batch_fill.observe(fill)
 
     def queue_depth(self, num_requests: int) -> None:
-        """Set the number of requests between decoding and answer."""
+        """Set the number of requests between decoding and answer. Any thread may call it."""
         self._queue.set(num_requests)
+
+    def not_ready(self) -> None:
+        """Show that this worker wants no more requests, whether it answers them or not."""
+        self._ready.set(0)
 
     def model(self, model: ServedModel | None) -> None:
         """Show which model is ready, or that none is."""
@@ -95,13 +183,51 @@ class Monitoring:
             self._shown.set(1)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format, summed over the workers of this server."""
+        """All metrics in Prometheus' text format, summed over the workers of this server. Any thread may call it."""
+        shared = CollectorRegistry()
+        shared.register(self.watching)  # what every worker knows alike is not summed
+        return _without_former_models(generate_latest(self._summed())) + generate_latest(shared)
+
+    def summary(self, asking: Collection[str] | None = None) -> dict[str, Any]:
+        """The traffic so far, over all workers, for people; `asking` are the routes that count, None: all. Any thread may call it."""
+        return traffic(self._summed().collect(), asking)
+
+    def flush(self) -> None:
+        """Write all counts. Any thread may call it."""
+        with self._one_at_a_time:
+            for tally in list(self._tallies):
+                tally.flush()
+
+    def close(self) -> None:
+        """Write all counts, and from now on each at once: the event loop may end at any time."""
+        self._is_closed = True
+        self.flush()
+
+    def _flush_soon(self) -> None:
+        if self._is_closed:
+            self.flush()
+        elif self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flushing = None
+        self.flush()
+
+    def _tally(self, tally: AnyTally) -> AnyTally:
+        self._tallies.append(tally)
+        return tally
+
+    def _histogram(self, name: str, documentation: str, bounds: Sequence[float]) -> Distribution:
+        return self._tally(Distribution(Histogram(name, documentation, buckets=bounds, registry=self._registry), bounds))
+
+    def _summed(self) -> CollectorRegistry:
+        self.flush()
         if _MULTIPROCESS not in os.environ:
-            return generate_latest(self._registry)
+            return self._registry
         _forget_dead_workers(Path(os.environ[_MULTIPROCESS]))
         summed = CollectorRegistry()
         multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
-        return generate_latest(summed)
+        return summed
 
 
 def open_server_directory(parent: Path) -> None:
@@ -128,6 +254,12 @@ def tether_to_server() -> None:
 def _enter_server_directory() -> None:
     if _SERVER_DIRECTORY in os.environ:
         os.environ[_MULTIPROCESS] = os.environ[_SERVER_DIRECTORY]  # read again whenever a metric is made
+
+
+def _without_former_models(exposition: bytes) -> bytes:
+    """Without the models that were swapped out, whose series cannot be removed while several processes count: each swap would leave one."""
+    lines = exposition.splitlines(keepends=True)
+    return b"".join(line for line in lines if not (line.startswith(b"slipway_model_info{") and line.endswith(b" 0.0\n")))
 
 
 def _forget_dead_workers(directory: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.payload import Payload
+from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
 
 
@@ -17,14 +19,18 @@ class Answered:
     """A request that the model answered, as it is at hand then."""
 
     request_id: str
-    payload: bytes
-    content_type: str
+    payload: Payload
     is_list: bool
     inputs: NDArray[Any]  # (rows, ...) as the model took them
-    bundle_digest: str
+    bundle: LoadedBundle
     execution: Execution
     outputs: dict[str, list[NDArray[np.float32]]]  # by the graph's output name, of each row
     answers: list[dict[str, Any]]
+
+    @property
+    def bundle_digest(self) -> str:
+        """Hex SHA-256 of the model's bundle.json."""
+        return self.bundle.digest
 
 
 class Observer(Protocol):

@@ -1,10 +1,13 @@
-"""From an HTTP request to what the model is asked about: an encoded image, or the rows of a table as JSON.
+"""From an HTTP request to what the model is asked about: one or several encoded images, or the rows of a table as JSON.
 
-An image is the body itself, or one file in a multipart form. Refuses what is too large while it arrives, other content
-types, and forms with anything but one file named `image`. Text in that field is never taken for a URL: nothing is ever fetched.
+An image is the body itself, or a file in a multipart form. Refuses what is too large while it arrives, other content
+types, and forms with anything but files named `image`. Text in that field is never taken for a URL: nothing is ever fetched.
 """
 
-from collections.abc import Mapping
+import functools
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,41 +15,48 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.types import Receive
 
+from serving.payload import Payload
 from serving.responses import ClientGoneError, Refusal
+from slipway.image_form import FIELD
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-FIELD = "image"
-MAX_PARTS = 8  # one is right; the others are named in the error
 JSON = b"application/json"
-ACCEPTED = "send the image as the body with content type image/png, image/jpeg or the like, or as the file `image` of a multipart form"
+ACCEPTED = (
+    "send the image as the body with content type image/png, image/jpeg or the like, or as the file `image` of a multipart form, "
+    "which takes several"
+)
 ACCEPTED_ROWS = 'send one row as a JSON object, or {"rows": [...]}, with content type application/json; GET /model lists the columns'
 
 Headers = Mapping[bytes, bytes]
 
 
-async def read_payload(headers: Headers, receive: Receive, max_bytes: int, kind: Literal["images", "columns"]) -> bytes:
+async def read_payload(headers: Headers, receive: Receive, max_bytes: int, max_items: int, kind: Literal["images", "columns"]) -> Payload:
     """What a model with this kind of input is asked about; Refusal if the request holds something else."""
-    return await (read_image if kind == "images" else read_json)(headers, receive, max_bytes)
+    if kind == "columns":
+        return Payload(kind, (await read_json(headers, receive, max_bytes),))
+    return Payload(kind, await read_images(headers, receive, max_bytes, max_items))
 
 
-async def read_image(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The encoded image of a request; Refusal if there is none, ClientGoneError if the caller hung up."""
-    media_type, options = parse_options_header(headers.get(b"content-type"))
+async def read_images(headers: Headers, receive: Receive, max_bytes: int, max_items: int) -> tuple[bytes, ...]:
+    """The 1 to `max_items` encoded images of a request; Refusal if there is none, ClientGoneError if the caller hung up."""
+    media_type, options = _parsed_content_type(headers.get(b"content-type"))
     if media_type == b"multipart/form-data":
         boundary = options.get(b"boundary")
         if not boundary:
             raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
-        return image_from_form(await read_body(headers, receive, max_bytes), boundary)
+        form = FormReader(boundary, max_items)
+        await _feed(headers, receive, max_bytes, form.write)
+        return form.images()
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
-        return await read_body(headers, receive, max_bytes)
+        return (await read_body(headers, receive, max_bytes),)
     raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
 
 
 async def read_json(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
     """The JSON text of a request, in UTF-8 if it is text at all; Refusal if it is declared to be something else."""
-    media_type, options = parse_options_header(headers.get(b"content-type"))
+    media_type, options = _parsed_content_type(headers.get(b"content-type"))
     is_image = media_type.startswith(b"image/") or media_type in (b"multipart/form-data", b"application/octet-stream")
     if media_type != JSON:
         raise _unsupported(media_type, "this model takes rows of a table, not images: " if is_image else "", ACCEPTED_ROWS)
@@ -56,13 +66,27 @@ async def read_json(headers: Headers, receive: Receive, max_bytes: int) -> bytes
     return await read_body(headers, receive, max_bytes)
 
 
+@functools.lru_cache(256)  # a caller sends the same one again and again, or a new boundary each time
+def _parsed_content_type(value: bytes | None) -> tuple[bytes, Mapping[bytes, bytes]]:
+    """Media type in lower case, and options."""
+    return parse_options_header(value)
+
+
 def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
     found = media_type.decode("latin-1")[:80] or "none"
     return Refusal("unsupported_media_type", f"content type {found} was found; {hint}{accepted}", field="content-type")
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length is declared."""
+    """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
+    body = io.BytesIO()  # gives its bytes away without copying them
+    await _feed(headers, receive, max_bytes, body.write)
+    return body.getvalue()
+
+
+async def _feed(headers: Headers, receive: Receive, max_bytes: int, take: Callable[[bytes], object]) -> None:
+    """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
+    _require_plain(headers)
     declared = headers.get(b"content-length")
     if declared is None and b"transfer-encoding" not in headers:
         raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
@@ -70,16 +94,26 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
         raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
     if declared is not None and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    body = bytearray()
+    num_bytes = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
+        piece = message.get("body", b"")
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
             raise _too_large(max_bytes)
+        take(piece)
         if not message.get("more_body", False):
-            return bytes(body)
+            return
+
+
+def _require_plain(headers: Headers) -> None:
+    """Nothing is ever decompressed: no body is larger than it looks."""
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
+        raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
 
 
 def _too_large(max_bytes: int) -> Refusal:
@@ -89,7 +123,7 @@ def _too_large(max_bytes: int) -> Refusal:
 @dataclass
 class _Part:
     headers: dict[str, bytes] = field(default_factory=dict)
-    content: bytearray = field(default_factory=bytearray)
+    content: io.BytesIO = field(default_factory=io.BytesIO)
 
     @property
     def name(self) -> str:
@@ -104,19 +138,46 @@ class _Part:
         return parse_options_header(self.headers.get("content-disposition"))[1]
 
 
-class _FormReader:
-    """Collects the parts of a form; its methods are the parser's callbacks."""
+class FormReader:
+    """Reads a multipart form of at most `max_parts` files as it arrives, so that it is in memory once.
 
-    def __init__(self) -> None:
-        self.parts: list[_Part] = []
-        self.complete = False
+    What is wrong at its beginning is refused there. The other methods are the parser's callbacks.
+    """
+
+    def __init__(self, boundary: bytes, max_parts: int) -> None:
+        self._parts: list[_Part] = []
+        self._is_complete = False
+        self._max_parts = max_parts
         self._name = b""
         self._value = b""
+        callbacks: MultipartCallbacks = {
+            "on_part_begin": self.on_part_begin,
+            "on_part_data": self.on_part_data,
+            "on_header_begin": self.on_header_begin,
+            "on_header_field": self.on_header_field,
+            "on_header_value": self.on_header_value,
+            "on_header_end": self.on_header_end,
+            "on_end": self.on_end,
+        }
+        with _refusing():
+            self._parser = MultipartParser(boundary, callbacks)
+
+    def write(self, piece: bytes) -> None:
+        """Take the next bytes; Refusal if they cannot be of such a form."""
+        with _refusing():
+            self._parser.write(piece)
+
+    def images(self) -> tuple[bytes, ...]:
+        """The files `image` in their order; Refusal unless there is at least one, and nothing else, and the form is whole."""
+        if not self._is_complete:
+            raise Refusal("malformed_body", "the multipart form breaks off before its closing boundary")
+        return _only_images(self._parts)
 
     def on_part_begin(self) -> None:
-        if len(self.parts) == MAX_PARTS:
-            raise Refusal("malformed_body", f"the form has more than {MAX_PARTS} parts, expected one file named {FIELD!r}")
-        self.parts.append(_Part())
+        if len(self._parts) == self._max_parts:
+            message = f"the form has more than {self._max_parts} parts, the limit; send fewer images in each request (SLIPWAY_MAX_ITEMS)"
+            raise Refusal("too_many_items", message, field=FIELD)
+        self._parts.append(_Part())
 
     def on_header_begin(self) -> None:
         self._name, self._value = b"", b""
@@ -128,46 +189,38 @@ class _FormReader:
         self._value += data[start:end]
 
     def on_header_end(self) -> None:
-        self.parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
+        self._parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.parts[-1].content += data[start:end]
+        self._parts[-1].content.write(memoryview(data)[start:end])
 
     def on_end(self) -> None:
-        self.complete = True
+        self._is_complete = True
 
 
-def image_from_form(body: bytes, boundary: bytes) -> bytes:
-    """The file `image` of a multipart form; Refusal unless it is there once, as a file, and alone."""
-    reader = _FormReader()
-    callbacks: MultipartCallbacks = {
-        "on_part_begin": reader.on_part_begin,
-        "on_part_data": reader.on_part_data,
-        "on_header_begin": reader.on_header_begin,
-        "on_header_field": reader.on_header_field,
-        "on_header_value": reader.on_header_value,
-        "on_header_end": reader.on_header_end,
-        "on_end": reader.on_end,
-    }
+@contextmanager
+def _refusing() -> Iterator[None]:
     try:
-        MultipartParser(boundary, callbacks).write(body)
+        yield
     except FormParserError as error:
         raise Refusal("malformed_body", f"the multipart form cannot be read: {str(error)[:200]}") from None
-    if not reader.complete:
-        raise Refusal("malformed_body", "the multipart form breaks off before its closing boundary")
-    return _only_image(reader.parts)
 
 
-def _only_image(parts: list[_Part]) -> bytes:
+def _only_images(parts: list[_Part]) -> tuple[bytes, ...]:
     for part in parts:
         if part.name != FIELD:
-            raise Refusal("unknown_field", f"the form has a field {part.name!r}, expected only the file {FIELD!r}", field=part.name)
+            raise Refusal("unknown_field", f"the form has a field {part.name!r}, expected only files {FIELD!r}", field=part.name)
     if not parts:
         raise Refusal("missing_field", f"the form has no field {FIELD!r}; {ACCEPTED}", field=FIELD)
-    if len(parts) > 1:
-        raise Refusal(
-            "repeated_field", f"the form has {len(parts)} fields {FIELD!r}, expected one; send one request for each image", field=FIELD
-        )
-    if not parts[0].is_file:
-        raise Refusal("not_a_file", f"{FIELD!r} is text, expected a file (curl -F {FIELD}=@picture.png); URLs are not fetched", field=FIELD)
-    return bytes(parts[0].content)
+    for position, part in enumerate(parts):
+        if not part.is_file:
+            place = item_field(position, len(parts))
+            raise Refusal(
+                "not_a_file", f"{place} is text, expected a file (curl -F {FIELD}=@picture.png); URLs are not fetched", field=place
+            )
+    return tuple(part.content.getvalue() for part in parts)
+
+
+def item_field(position: int, num_items: int) -> str:
+    """What a fault of one of several images is named by: "image[3]", counted from 0; "image" where there is only one."""
+    return FIELD if num_items == 1 else f"{FIELD}[{position}]"

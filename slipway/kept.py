@@ -50,8 +50,8 @@ class KeptRequest:
     bundle_digest: str  # hex SHA-256 of bundle.json
     execution: Execution  # how the model ran
     content_type: str  # with which `/predict` takes `payload` again
-    payload: bytes  # an encoded image, or the JSON text of a row or several
-    is_list: bool  # whether it holds a list of rows
+    payload: bytes  # an encoded image, several as slipway.image_form writes them, or the JSON text of a row or several
+    is_list: bool  # whether it holds a list of rows, or several images
     inputs_sha256: str  # of the pixels or encoded rows that the model took, as `digest_inputs` has it
     outputs: dict[str, NDArray[np.float32]]  # (rows, ...) by the graph's output name, bit for bit
     answers: list[dict[str, Any]]  # of each row, as the caller got it

@@ -8,18 +8,19 @@ from numpy.typing import NDArray
 
 from slipway.columns import ColumnContract, encode_rows, listed_rows, read_row
 from slipway.errors import DataError
+from slipway.image_form import decode_images
 from slipway.input_contract import InputContract
 from slipway.preprocess import array_from_bytes
 
 
-def decode_payload(payload: bytes, contract: InputContract) -> NDArray[Any]:
+def decode_payload(content_type: str, payload: bytes, contract: InputContract) -> NDArray[Any]:
     """(rows, ...) as the network takes them.
 
     DataError where this Slipway does not take the payload any more; UnavailableError or IntegrityError where
     the bundle's own function on images is not here, or is another.
     """
     if not isinstance(contract, ColumnContract):
-        return array_from_bytes(payload, contract)[np.newaxis]
+        return np.stack([array_from_bytes(image, contract) for image in _images(content_type, payload)])
     try:
         content = json.loads(payload)
     except ValueError as error:
@@ -28,3 +29,10 @@ def decode_payload(payload: bytes, contract: InputContract) -> NDArray[Any]:
         raise DataError("it is no JSON object")
     rows = listed_rows(content)
     return encode_rows([read_row(row, contract) for row in ([content] if rows is None else rows)], contract)
+
+
+def _images(content_type: str, payload: bytes) -> list[bytes]:
+    try:
+        return decode_images(content_type, payload)
+    except ValueError as error:
+        raise DataError(str(error)) from error

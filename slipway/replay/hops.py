@@ -66,7 +66,7 @@ class Replay:
     def run(self) -> Iterator[Hop]:
         """Every hop, as it is done. Where the payload cannot be decoded any more, that is the only one."""
         try:
-            inputs = decode_payload(self._request.payload, self._bundle.manifest.input)
+            inputs = decode_payload(self._request.content_type, self._request.payload, self._bundle.manifest.input)
         except SlipwayError as error:
             yield Hop("decode", "parted", "recorded", detail=f"the service took this payload, here it is refused: {error}")
             return

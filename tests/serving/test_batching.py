@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.batching import MicroBatcher, next_power_of_two, padded
+from serving.batching import MicroBatcher, Submission, next_power_of_two, padded
 from slipway.calibration import Answers
 
 
@@ -19,39 +19,42 @@ class Recorder:
         self.gate = threading.Event()
         self.gate.set()
 
-    def run(self, batch: NDArray[np.uint8]) -> Answers:
+    def run(self, batch: NDArray[np.uint8]) -> list[int]:
         self.batches.append(batch[:, 0].tolist())
         assert self.gate.wait(10)
         if 255 in batch:
             raise RuntimeError("planted")
-        return Answers(batch.astype(np.float32) * 2, batch[:, 0].astype(np.float32))
+        return [2 * value for value in batch[:, 0].tolist()]
 
 
-def item(value: int) -> NDArray[np.uint8]:
-    return np.full(3, value, dtype=np.uint8)
+def rows(*values: int) -> NDArray[np.uint8]:
+    """(values, 3)"""
+    return np.repeat(np.array(values, dtype=np.uint8)[:, np.newaxis], 3, axis=1)
+
+
+async def answers(batcher: MicroBatcher[int], *values: int) -> list[int]:
+    return (await batcher.submit(rows(*values)).answer).rows
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 
 
-async def submit_while_busy(batcher: MicroBatcher, model: Recorder, values: list[int]) -> list[asyncio.Task[Any]]:
-    """Occupy the model with item 0, queue the others behind it; the gate is still shut."""
+async def submit_while_busy(batcher: MicroBatcher[int], model: Recorder, requests: list[list[int]]) -> list[Submission[int]]:
+    """Occupy the model with row 0, queue the others behind it; the gate is still shut."""
     model.gate.clear()
-    tasks = [asyncio.create_task(batcher.submit(item(0)))]
+    submissions = [batcher.submit(rows(0))]
     while not model.batches:
         await asyncio.sleep(0.001)
-    tasks += [asyncio.create_task(batcher.submit(item(value))) for value in values]
-    await asyncio.sleep(0)
-    return tasks
+    return submissions + [batcher.submit(rows(*values)) for values in requests]
 
 
-def test_every_caller_gets_the_answer_to_its_own_item() -> None:
+def test_every_request_gets_the_answers_to_its_own_rows_in_their_order() -> None:
     async def work() -> None:
         batcher = MicroBatcher(Recorder().run, 8)
-        answers = await asyncio.gather(*(batcher.submit(item(value)) for value in range(100)))
-        assert [answer.outputs[0] for answer in answers] == [2.0 * value for value in range(100)]
-        assert [answer.score for answer in answers] == list(range(100))
+        requests = [[value % 200] * (value % 3) + [value % 100] for value in range(100)]
+        found = await asyncio.gather(*(answers(batcher, *values) for values in requests))
+        assert found == [[2 * value for value in values] for values in requests]
         await batcher.close()
 
     run(work())
@@ -61,11 +64,37 @@ def test_requests_that_queue_while_a_batch_runs_go_together_in_order() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 3)
-        tasks = await submit_while_busy(batcher, model, [1, 2, 3, 4])
+        submissions = await submit_while_busy(batcher, model, [[1], [2], [3], [4]])
         assert batcher.num_waiting == 4
         model.gate.set()
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*(submission.answer for submission in submissions))
         assert model.batches == [[0], [1, 2, 3], [4]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 4)
+        submissions = await submit_while_busy(batcher, model, [[1, 2], [3, 4, 5, 6, 7], [8]])
+        assert batcher.num_waiting == 8
+        model.gate.set()
+        found = [await submission.answer for submission in submissions]
+        assert [batched.rows for batched in found] == [[0], [2, 4], [6, 8, 10, 12, 14], [16]]
+        assert model.batches == [[0], [1, 2, 3, 4], [5, 6, 7, 8]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_batch_is_noted_with_its_size_and_its_share_of_the_largest() -> None:
+    async def work() -> None:
+        noted: list[tuple[int, float]] = []
+        batcher = MicroBatcher(Recorder().run, 4, lambda num_rows, fill, seconds: noted.append((num_rows, fill)))
+        await answers(batcher, 1, 2, 3, 4, 5)
+        assert noted == [(4, 1.0), (1, 0.25)]
         await batcher.close()
 
     run(work())
@@ -73,10 +102,25 @@ def test_requests_that_queue_while_a_batch_runs_go_together_in_order() -> None:
 
 def test_a_lone_request_does_not_wait_for_company() -> None:
     async def work() -> None:
-        batcher = MicroBatcher(Recorder().run, 8)
-        answer = await batcher.submit(item(1))
-        assert answer.batch_size == 1
-        assert answer.queue_seconds < 0.05
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8)
+        assert (await batcher.submit(rows(1)).answer).queue_seconds < 0.05
+        assert model.batches == [[1]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8)
+        first, second = await submit_while_busy(batcher, model, [[1]])
+        await asyncio.sleep(0.2)
+        model.gate.set()
+        batched = await first.answer, await second.answer
+        assert batched[0].infer_seconds > 0.19 > batched[0].queue_seconds
+        assert batched[1].queue_seconds > 0.19 > batched[1].infer_seconds
         await batcher.close()
 
     run(work())
@@ -86,14 +130,33 @@ def test_an_expired_request_never_reaches_the_model_and_its_neighbours_do() -> N
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
-        tasks = await submit_while_busy(batcher, model, [1, 2, 3])
+        submissions = await submit_while_busy(batcher, model, [[1], [2, 20], [3]])
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await tasks[2]
+                await submissions[2].answer
         model.gate.set()
-        answers = await asyncio.gather(tasks[1], tasks[3])
-        assert [answer.outputs[0] for answer in answers] == [2.0, 6.0]
+        found = await asyncio.gather(submissions[1].answer, submissions[3].answer)
+        assert [batched.rows for batched in found] == [[2], [6]]
         assert model.batches == [[0], [1, 3]]
+        assert [submission.num_taken for submission in submissions] == [1, 1, 0, 1]
+        await batcher.close()
+
+    run(work())
+
+
+def test_of_a_request_that_expires_between_its_batches_the_rest_never_reaches_the_model() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 2)
+        model.gate.clear()
+        large = batcher.submit(rows(1, 2, 3, 4))
+        behind = batcher.submit(rows(5))
+        while not model.batches:
+            await asyncio.sleep(0.001)
+        large.answer.cancel()
+        model.gate.set()
+        assert (await behind.answer).rows == [10]
+        assert model.batches == [[1, 2], [5]]
         await batcher.close()
 
     run(work())
@@ -103,22 +166,33 @@ def test_a_request_that_expires_in_the_running_batch_hurts_no_neighbour() -> Non
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
-        tasks = await submit_while_busy(batcher, model, [1])
-        tasks[0].cancel()
+        submissions = await submit_while_busy(batcher, model, [[1]])
+        submissions[0].answer.cancel()
         model.gate.set()
-        assert (await tasks[1]).outputs[0] == 2.0
+        assert (await submissions[1].answer).rows == [2]
         await batcher.close()
 
     run(work())
 
 
-def test_a_failing_batch_fails_its_callers_and_the_next_batch_runs() -> None:
+def test_a_failing_batch_fails_its_requests_and_the_next_batch_runs() -> None:
     async def work() -> None:
         model = Recorder()
-        batcher = MicroBatcher(model.run, 8)
+        batcher = MicroBatcher(model.run, 2)
         with pytest.raises(RuntimeError, match="planted"):
-            await batcher.submit(item(255))
-        assert (await batcher.submit(item(4))).outputs[0] == 8.0
+            await answers(batcher, 1, 255, 3, 4)
+        assert await answers(batcher, 4) == [8]
+        assert model.batches == [[1, 255], [4]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_model_that_answers_too_few_rows_fails_its_batch_and_answers_nobody_wrongly() -> None:
+    async def work() -> None:
+        batcher = MicroBatcher(lambda batch: [0] * (len(batch) - 1), 8)
+        with pytest.raises(RuntimeError, match="answered 2 rows to a batch of 3"):
+            await answers(batcher, 1, 2, 3)
         await batcher.close()
 
     run(work())
@@ -128,14 +202,10 @@ def test_close_lets_the_queue_run_empty() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 2)
-        tasks = await submit_while_busy(batcher, model, [1, 2, 3])
+        submissions = await submit_while_busy(batcher, model, [[1], [2], [3]])
         model.gate.set()
         await batcher.close()
-        assert [task.result().outputs[0] for task in await settle(tasks)] == [0.0, 2.0, 4.0, 6.0]
-
-    async def settle(tasks: list[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
-        await asyncio.gather(*tasks)
-        return tasks
+        assert [submission.answer.result().rows for submission in submissions] == [[0], [2], [4], [6]]
 
     run(work())
 
@@ -145,17 +215,16 @@ def test_next_power_of_two(count: int, expected: int) -> None:
     assert next_power_of_two(count) == expected
 
 
-def test_padding_changes_the_size_that_runs_and_not_the_answers() -> None:
-    model = Recorder()
+@pytest.mark.parametrize(("most", "size"), [(16, 8), (6, 6)])
+def test_padding_goes_up_to_a_power_of_two_or_the_largest_batch_and_changes_no_answer(most: int, size: int) -> None:
+    sizes = []
+
+    def twice(batch: NDArray[np.uint8]) -> Answers:
+        sizes.append(len(batch))
+        return Answers(batch.astype(np.float32) * 2, batch[:, 0].astype(np.float32))
+
     batch = np.arange(15, dtype=np.uint8).reshape(5, 3)
-    outputs, scores = padded(model.run, 16)(batch)
+    outputs, scores = padded(twice, most)(batch)
     assert (outputs == batch * 2).all()
     assert (scores == batch[:, 0]).all()
-    assert len(model.batches[0]) == 8
-
-
-def test_padding_never_goes_beyond_the_largest_batch() -> None:
-    model = Recorder()
-    batch = np.arange(15, dtype=np.uint8).reshape(5, 3)
-    assert (padded(model.run, 6)(batch).outputs == batch * 2).all()
-    assert len(model.batches[0]) == 6
+    assert sizes == [size]

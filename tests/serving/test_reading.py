@@ -4,11 +4,13 @@ from typing import Any, Literal
 
 import pytest
 
-from serving.reading import MAX_PARTS, read_image, read_payload
+from serving.payload import Payload
+from serving.reading import read_images, read_payload
 from serving.responses import ClientGoneError, Refusal
 
 BOUNDARY = b"limit"
 FORM = b"multipart/form-data; boundary=" + BOUNDARY
+MAX_ITEMS = 8
 
 
 def part(name: str = "image", content: bytes = b"pixels", filename: str | None = "x.png") -> bytes:
@@ -20,7 +22,7 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--" + BOUNDARY + b"--\r\n"
 
 
-def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared: bool = True, max_bytes: int = 1000) -> bytes:
+def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared: bool = True, max_bytes: int = 1000) -> tuple[bytes, ...]:
     chunks = [body] if isinstance(body, bytes) else list(body)
     messages: list[dict[str, Any]] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     messages[-1]["more_body"] = False
@@ -29,7 +31,7 @@ def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared:
     async def receive() -> dict[str, Any]:
         return messages.pop(0)
 
-    return asyncio.run(read_image({b"content-type": content_type} | length, receive, max_bytes))
+    return asyncio.run(read_images({b"content-type": content_type} | length, receive, max_bytes, MAX_ITEMS))
 
 
 def refused(*arguments: Any, **options: Any) -> Refusal:
@@ -40,15 +42,24 @@ def refused(*arguments: Any, **options: Any) -> Refusal:
 
 @pytest.mark.parametrize("content_type", [b"image/png", b"image/jpeg; charset=binary", b"application/octet-stream", b"IMAGE/PNG"])
 def test_a_raw_body_is_the_image(content_type: bytes) -> None:
-    assert read(b"pixels", content_type) == b"pixels"
+    assert read(b"pixels", content_type) == (b"pixels",)
 
 
 def test_a_form_with_one_file_named_image_is_the_image() -> None:
-    assert read(form(part(content=b"pix\r\n--els"))) == b"pix\r\n--els"
+    assert read(form(part(content=b"pix\r\n--els"))) == (b"pix\r\n--els",)
+
+
+def test_a_form_with_several_files_is_its_images_in_their_order_up_to_the_limit() -> None:
+    images = [f"image {number}".encode() for number in range(MAX_ITEMS + 1)]
+    parts = [part(content=image) for image in images]
+    assert read(form(*parts[:MAX_ITEMS]), max_bytes=10_000) == tuple(images[:MAX_ITEMS])
+    refusal = refused(form(*parts), max_bytes=10_000)
+    assert (refusal.code, refusal.field) == ("too_many_items", "image")
+    assert "SLIPWAY_MAX_ITEMS" in refusal.message
 
 
 def test_a_chunked_body_is_put_together() -> None:
-    assert read([b"pi", b"xe", b"ls"], b"image/png", declared=False) == b"pixels"
+    assert read([b"pi", b"xe", b"ls"], b"image/png", declared=False) == (b"pixels",)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +70,7 @@ def test_other_content_types_are_refused(content_type: bytes) -> None:
 
 
 def test_a_body_at_the_limit_is_read_and_one_byte_above_is_refused() -> None:
-    assert read(b"x" * 100, b"image/png", max_bytes=100) == b"x" * 100
+    assert read(b"x" * 100, b"image/png", max_bytes=100) == (b"x" * 100,)
     assert refused(b"x" * 101, b"image/png", max_bytes=100).code == "body_too_large"
 
 
@@ -68,7 +79,7 @@ def test_a_chunked_body_is_refused_when_it_passes_the_limit_and_not_read_further
         return [b"x" * 60, b"x" * 60]
 
     assert refused(chunks(), b"image/png", declared=False, max_bytes=100).code == "body_too_large"
-    assert len(read(chunks(), b"image/png", declared=False, max_bytes=120)) == 120
+    assert read(chunks(), b"image/png", declared=False, max_bytes=120) == (b"x" * 120,)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +97,7 @@ def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(he
         raise AssertionError("the body was read")
 
     with pytest.raises(Refusal) as refusal:
-        asyncio.run(read_image({b"content-type": b"image/png"} | headers, never, 10))
+        asyncio.run(read_images({b"content-type": b"image/png"} | headers, never, 10, MAX_ITEMS))
     assert (refusal.value.code, refusal.value.field) == (code, "content-length" if code != "body_too_large" else None)
 
 
@@ -95,7 +106,7 @@ def test_a_caller_that_hangs_up_is_not_a_request() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(read_image({b"content-type": b"image/png", b"content-length": b"10"}, gone, 10))
+        asyncio.run(read_images({b"content-type": b"image/png", b"content-length": b"10"}, gone, 10, MAX_ITEMS))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +115,10 @@ def test_a_caller_that_hangs_up_is_not_a_request() -> None:
         (form(), "missing_field", "image"),
         (form(part(name="picture")), "unknown_field", "picture"),
         (form(part(), part(name="note", filename=None)), "unknown_field", "note"),
-        (form(part(), part()), "repeated_field", "image"),
         (form(part(filename=None)), "not_a_file", "image"),
         (form(part(content=b"http://169.254.169.254/x.png", filename=None)), "not_a_file", "image"),
-        (form(*[part()] * (MAX_PARTS + 1)), "malformed_body", None),
+        (form(part(), part(filename=None)), "not_a_file", "image[1]"),
+        (form(*[part(name="note")] * (MAX_ITEMS + 1)), "too_many_items", "image"),
         (part(), "malformed_body", None),
         (b"no form at all", "malformed_body", None),
         (b"--other\r\n\r\nx\r\n--other--", "malformed_body", None),
@@ -128,16 +139,16 @@ def test_a_form_without_a_usable_boundary_is_refused(content_type: bytes) -> Non
     assert refused(form(part()), content_type).code == "malformed_body"
 
 
-def read_as(kind: Literal["images", "columns"], content_type: bytes) -> bytes:
+def read_as(kind: Literal["images", "columns"], content_type: bytes) -> Payload:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}
 
-    return asyncio.run(read_payload({b"content-type": content_type, b"content-length": b"2"}, receive, 10, kind))
+    return asyncio.run(read_payload({b"content-type": content_type, b"content-length": b"2"}, receive, 10, MAX_ITEMS, kind))
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"APPLICATION/JSON", b"application/json; charset=UTF-8"])
 def test_json_is_read_for_a_table_and_refused_for_images(content_type: bytes) -> None:
-    assert read_as("columns", content_type) == b"{}"
+    assert read_as("columns", content_type) == Payload("columns", (b"{}",))
     with pytest.raises(Refusal, match="takes images, not JSON"):
         read_as("images", content_type)
 

@@ -20,6 +20,7 @@ import pytest
 from serving.front import Front
 from serving.inference import Inference
 from serving.model import load_model
+from serving.payload import Payload
 from serving.settings import Settings
 from slipway import compilation, files
 from slipway.bundle import LoadedBundle, load_bundle
@@ -121,7 +122,7 @@ def serve_and_rebuild(settings: Settings, command: tuple[str, ...] = COMMAND) ->
         inference.start()
         await inference.loaded()
         transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             before = (await client.get("/model")).json()
             load = Load(client)
             await inference.rebuilt()
@@ -363,11 +364,13 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Pa
             return slow(batch)
 
         live.batcher._run = run_slowly
-        in_flight = [asyncio.create_task(inference.predict(picture(number), f"request{number}")) for number in range(5)]
+        in_flight = [
+            asyncio.create_task(inference.predict(Payload("images", (picture(number),)), f"request{number}")) for number in range(5)
+        ]
         await asyncio.sleep(0.05)
         swapping = asyncio.create_task(inference.swap(new))
         await asyncio.sleep(0)
-        assert (await inference.predict(picture(), "new"))["model_version"] == new.version
+        assert (await inference.predict(Payload("images", (picture(),)), "new"))["model_version"] == new.version
         assert not swapping.done()  # it waits for those inside
         assert {answer["model_version"] for answer in await asyncio.gather(*in_flight)} == {old.version}
         await swapping
@@ -386,7 +389,7 @@ def test_sixty_swaps_under_load_lose_no_request(certified: Path, make_settings: 
         inference = Inference(make_settings())
         await inference.swap(models[0])
         transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             load = Load(client)
             for number in range(60):
                 await inference.swap(models[(number + 1) % 2])

@@ -1,0 +1,29 @@
+"""`POST /feedback`: what turned out to be true of what was predicted."""
+
+import asyncio
+
+from serving.inference import Inference
+from serving.reading import read_json
+from serving.responses import Refusal, Response, json_response
+from serving.routes import Request, Route, Routes
+
+
+def routes(inference: Inference) -> Routes:
+    """`/feedback`."""
+
+    async def feedback(request: Request) -> Response:
+        manifest = inference.require_model().bundle.manifest
+        settings = inference.settings
+        if inference.feedback is None:
+            raise Refusal("feedback_unavailable", "this service takes no feedback: SLIPWAY_WATCH is false")
+        code, message = "body_timeout", "the request's body did not arrive within"
+        try:
+            async with asyncio.timeout(settings.request_timeout_s):
+                body = await read_json(request.headers, request.receive, settings.max_body_bytes)
+                code, message = "deadline_exceeded", "the feedback was not written down within"
+                status, answer = await inference.feedback.tell(body, manifest)
+        except TimeoutError:
+            raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+        return json_response(answer | {"request_id": request.id}, status)
+
+    return {"/feedback": Route(("POST",), feedback, "caller")}
