@@ -1,36 +1,89 @@
 """`POST /predict`: images or rows in, what the model says of them out."""
 
-import asyncio
+import json
+import shlex
+from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import Any
 
+from serving.description import example_row
 from serving.inference import Inference
+from serving.payload import Payload
 from serving.reading import read_payload
 from serving.responses import Refusal, Response, json_response
-from serving.routes import Request, Route, Routes
+from serving.routes import Operation, Request, Route, Routes
+from serving.schemas import payload_content, prediction_content
+from slipway.bundle import Bundle
+from slipway.columns import ColumnContract
+
+_OF_ANY_INPUT = (
+    "malformed_body", "length_required", "body_too_large", "unsupported_media_type", "body_timeout", "deadline_exceeded", "queue_full",
+    "not_ready", "model_failed", "invalid_answer",
+)  # fmt: skip
+_OF_IMAGES = (
+    "missing_field",
+    "unknown_field",
+    "too_many_items",
+    "not_a_file",
+    "empty",
+    "undecodable",
+    "truncated",
+    "pixel_bomb",
+    "transform_failed",
+)
+_OF_ROWS = (
+    "malformed_json", "too_many_rows", "not_a_row", "no_rows", "unknown_column", "missing_value", "type_violation", "unknown_category",
+    "out_of_range",
+)  # fmt: skip
 
 
 def routes(inference: Inference) -> Routes:
     """`/predict`."""
-
     settings = inference.settings
 
     async def predict(request: Request) -> Response:
         kind = inference.require_model().bundle.manifest.input.kind
-        code, message = "body_timeout", "the request's body did not arrive within"
-        try:
-            async with asyncio.timeout(settings.request_timeout_s):
-                payload = await read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
-                read = perf_counter()
-                code, message = "deadline_exceeded", "there was no answer within"
-                answer = await inference.predict(payload, request.id)
-        except TimeoutError:
-            raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
-        encoding = perf_counter()
-        response = json_response(answer | {"request_id": request.id})
-        ended = perf_counter()
-        inference.monitoring.stage("read", read - request.started)
-        inference.monitoring.stage("encode", ended - encoding)
-        inference.monitoring.predicted(ended - request.started)
-        return response
 
-    return {"/predict": Route(("POST",), predict, "caller")}
+        async def read() -> Payload:
+            return await read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
+
+        def encode(answer: dict[str, Any]) -> Response:
+            return json_response(answer | {"request_id": request.id})
+
+        return await predict_within_deadline(inference, request, read, encode)
+
+    return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
+
+
+def describe_predict(bundle: Bundle | None) -> Operation:
+    """What the description of the API says of `/predict`."""
+    takes = payload_content(bundle)
+    if bundle and isinstance(bundle.input, ColumnContract):
+        row = json.dumps(example_row(bundle.input), ensure_ascii=False)
+        summary, errors = "What the model says of one row, or of several.", _OF_ROWS
+        example = f"-H 'content-type: application/json' -d {shlex.quote(row)}"
+    else:
+        summary, errors, example = "What the model says of one image, or of several.", _OF_IMAGES, "-F image=@picture.png"
+    return Operation(summary, takes, prediction_content(bundle), (*_OF_ANY_INPUT, *errors), example)
+
+
+async def predict_within_deadline(
+    inference: Inference, request: Request, read: Callable[[], Awaitable[Payload]], encode: Callable[[dict[str, Any]], Response]
+) -> Response:
+    """What the model says of a request, read and encoded in the form of an endpoint; Refusal when its time is over."""
+    code, message = "body_timeout", "the request's body did not arrive within"
+    try:
+        with inference.deadlines.deadline():
+            payload = await read()
+            has_read = perf_counter()
+            code, message = "deadline_exceeded", "there was no answer within"
+            answer = await inference.predict(payload, request.id)
+    except TimeoutError:
+        raise Refusal(code, f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+    encoding = perf_counter()
+    response = encode(answer)
+    ended = perf_counter()
+    inference.monitoring.stage("read", has_read - request.started)
+    inference.monitoring.stage("encode", ended - encoding)
+    inference.monitoring.predicted(ended - request.started)
+    return response

@@ -38,12 +38,10 @@ class JointReference(Contract):
 
     def test(self, mean: NDArray[np.float64], num_rows: int, level: float) -> Comparison:
         """The squared distance of a window's `mean` from the reference's, by the law of the reference's own covariance."""
-        scale = 1 / num_rows + 1 / self.rows
+        scale, weights = 1 / num_rows + 1 / self.rows, self.eigenvalues
         value = np.asarray(np.square(mean - np.array(self.mean)).sum())
-        threshold = np.asarray(quadratic_form_threshold(level, tuple(self.eigenvalues)) * scale)
-        return Comparison(
-            "mmd", value, threshold, lambda: np.asarray(quadratic_form_tail(float(value) / scale, np.array(self.eigenvalues)))
-        )
+        threshold = np.asarray(quadratic_form_threshold(level, tuple(weights)) * scale)
+        return Comparison("mmd", value, threshold, lambda: np.asarray(quadratic_form_tail(float(value) / scale, np.array(weights))))
 
     @property
     def _draws(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

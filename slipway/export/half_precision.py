@@ -18,10 +18,7 @@ _UP, _UP_NODE = "graph_output_cast", "_cast_to_fp32_node"
 
 def kept_in_fp32(graph: GraphProto) -> set[str]:
     """First outputs, as names, of the nodes before every layer or after every layer; none in a graph without layers."""
-    alone = score_branch(graph)
-    nodes = [node for node in graph.node if node.output[0] not in alone]
-    before = _before_a_layer(nodes)
-    inner = {node.output[0] for node in _after_a_layer(nodes) if node.output[0] in before}
+    inner = between_layers(graph)
     kept = {node.output[0] for node in graph.node} - inner if inner else set()
     constants = {tensor.name for tensor in graph.initializer}
     for node in graph.node:  # in topological order
@@ -31,6 +28,14 @@ def kept_in_fp32(graph: GraphProto) -> set[str]:
         if node.output[0] in constants and any(node.output[0] in user.input and user.output[0] not in kept for user in graph.node):
             kept.discard(node.output[0])
     return kept
+
+
+def between_layers(graph: GraphProto) -> set[str]:
+    """First outputs, as names, of the layers and of what lies between them, without what only the outlier score needs."""
+    alone = score_branch(graph)
+    nodes = [node for node in graph.node if node.output[0] not in alone]
+    before = _before_a_layer(nodes)
+    return {node.output[0] for node in _after_a_layer(nodes) if node.output[0] in before}
 
 
 def score_branch(graph: GraphProto) -> set[str]:

@@ -84,7 +84,7 @@ def test_the_feature_that_drifted_comes_first() -> None:
     assert (first.name, first.drifted, first.value < 0) == ("column x0", True, True)
     assert first.p_value < verdict.level
     assert first.strength > 1 > verdict.features[-1].strength
-    assert [feature.name for feature in verdict.features if feature.drifted] == ["column x0"]
+    assert {feature.name for feature in verdict.features if feature.drifted} <= {"column x0", JOINT}
     assert {feature.name for feature in verdict.features} == {*LARGE.names, JOINT}
 
 

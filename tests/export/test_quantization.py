@@ -43,6 +43,20 @@ def convolution() -> bytes:
     return graph(nodes, weights, ["N", 4, 3, 3])
 
 
+def residual_block() -> bytes:
+    """A convolution of 4 channels, its sum with what went in, a rectifier, and a second convolution of them."""
+    nodes = [
+        helper.make_node("Conv", ["row", "kernel"], ["maps"], name="first", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["maps", "row"], ["sum"], name="sum"),
+        helper.make_node("Relu", ["sum"], ["positive"], name="relu"),
+        helper.make_node("Conv", ["positive", "kernel"], ["last"], name="second", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["last"], ["after"], name="after the layers"),
+        helper.make_node("Flatten", ["after"], ["value"]),
+    ]
+    kernel = (np.random.default_rng(1).normal(size=(4, 4, 3, 3)) / 6).astype(np.float32)
+    return graph(nodes, {"kernel": kernel}, ["N", 4, 6, 6])
+
+
 def graph(nodes: list[onnx.NodeProto], weights: dict[str, NDArray[np.float32]], shape: list[Any]) -> bytes:
     taken = helper.make_tensor_value_info("row", TensorProto.FLOAT, shape)
     given = [helper.make_tensor_value_info(*value) for value in (("value", 1, ["N", None]), ("outlier_score", 1, ["N"]))]
@@ -111,6 +125,23 @@ def test_a_layer_that_is_to_stay_in_fp32_does(tmp_path: Path) -> None:
     assert quantizer.layers == ["first", "second"]
     whole, partly = (operations(quantizer.graph(in_fp32=layers)).count("DequantizeLinear") for layers in ([], ["first"]))
     assert operations(quantizer.graph(only="second")).count("DequantizeLinear") == partly < whole
+
+
+def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stays_in_fp32(tmp_path: Path) -> None:
+    rows = np.random.default_rng(2).normal(size=(80, 4, 6, 6)).astype(np.float32)
+    fp32 = residual_block()
+
+    def rectifiers(model: bytes) -> list[str]:  # that are left: in int8 the range of the codes does their work
+        return [node.name for node in onnx.load_model_from_string(model).graph.node if node.op_type == "Relu"]
+
+    both = ["relu", "after the layers"]
+    for scheme, in_fp32, expected in ((CPU, [], both[1:]), (CPU, ["second"], both), (TENSORRT, [], both)):
+        (tmp_path / f"{scheme.is_symmetric}{in_fp32}").mkdir()
+        quantizer = StaticQuantizer(fp32, rows, tmp_path / f"{scheme.is_symmetric}{in_fp32}", scheme)
+        assert rectifiers(quantizer.graph(in_fp32=in_fp32)) == expected
+    runner = open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    exact = runner.run(rows).outputs
+    assert np.abs(answers(StaticQuantizer(fp32, rows, tmp_path, CPU).graph(), rows) - exact).max() < 0.05 * exact.max()
 
 
 def test_the_first_way_within_the_budget_is_taken(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The Open Inference Protocol: `/v2`, its health, the model's metadata, and `infer`.
+
+There is one model, `slipway`, in one version at a time: that which `/predict` answers with.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from serving.endpoints.predicting import predict_within_deadline
+from serving.inference import Inference
+from serving.model import ServedModel
+from serving.open_inference.adapting import as_outputs, as_payload, describe
+from serving.open_inference.messages import HEAD_LENGTH, InferRequest, parse_request, response
+from serving.payload import Payload
+from serving.reading import read_body
+from serving.responses import Refusal, Response, json_response
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING
+
+MODEL = "slipway"
+_EXTENSIONS = ["binary_tensor_data", "classification"]
+_JSON = {"application/json": ANYTHING}
+_SERVER = Operation("The Open Inference Protocol: which server this is.", answers=_JSON)
+_LIVE = Operation("Whether the process can answer at all.", answers=_JSON)
+_READY = Operation("Whether the model is ready.", answers=_JSON, errors=("not_ready",))
+_METADATA = Operation("The tensors that the model takes and answers.", answers=_JSON, errors=("not_ready",))
+_INFER = Operation("What `/predict` answers, as tensors.", _JSON, _JSON, ("tensor_mismatch", "not_ready"), "-d @request.json")
+_MODEL_PARTS = 2  # "models" and the name
+
+
+def routes(inference: Inference) -> Routes:
+    """`/v2` and all below it."""
+    protocol = _Protocol(inference)
+
+    async def below(request: Request) -> Response:
+        return await protocol.answer(request)
+
+    async def server(request: Request) -> Response:
+        version = inference.model.version if inference.model else ""
+        return json_response({"name": MODEL, "version": version, "extensions": _EXTENSIONS})
+
+    async def live(request: Request) -> Response:
+        return json_response({"live": True})
+
+    async def ready(request: Request) -> Response:
+        inference.require_model()
+        return json_response({"ready": True})
+
+    return {
+        "/v2": Route(READING, server, "caller", always(_SERVER)),
+        "/v2/health/live": Route(READING, live, "open", always(_LIVE)),
+        "/v2/health/ready": Route(READING, ready, "open", always(_READY)),
+        f"/v2/models/{MODEL}": Route(READING, below, "caller", always(_METADATA)),
+        f"/v2/models/{MODEL}/ready": Route(READING, below, "caller", always(_READY)),
+        f"/v2/models/{MODEL}/infer": Route(("POST",), below, "caller", always(_INFER)),
+        "/v2/*": Route((*READING, "POST"), below, "caller"),  # the same with a version
+    }
+
+
+class _Protocol:
+    """What lies below `/v2/models/slipway`, with or without a version."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._known: dict[str, tuple[str, Callable[[Request, ServedModel], Awaitable[Response]]]] = {
+            "": ("GET", self._metadata),
+            "ready": ("GET", self._ready),
+            "infer": ("POST", self._infer),
+        }
+
+    async def answer(self, request: Request) -> Response:
+        """Find what the path names."""
+        parts = request.path.strip("/").split("/")[1:]
+        if len(parts) < _MODEL_PARTS or parts[0] != "models":
+            raise Refusal("not_found", f"there is nothing at this path; known: /v2/health/live, /v2/health/ready, /v2/models/{MODEL}")
+        if parts[1] != MODEL:
+            raise Refusal("unknown_model", f"there is no model {parts[1][:80]!r}, this service has {MODEL!r}")
+        model = self._inference.require_model()
+        rest = parts[_MODEL_PARTS:]
+        if rest[:1] == ["versions"]:
+            self._require_version("".join(rest[1:2]), model)
+            rest = rest[2:]
+        found = self._known.get("/".join(rest))
+        if found is None:
+            raise Refusal("not_found", f"there is nothing at this path; below /v2/models/{MODEL} there are ready and infer")
+        method, handler = found
+        if request.method != method and not (method == "GET" and request.method == "HEAD"):
+            raise Refusal("method_not_allowed", f"this path takes {method}, found {request.method[:20]}", headers=(("allow", method),))
+        return await handler(request, model)
+
+    def _require_version(self, version: str, model: ServedModel) -> None:
+        if version != model.version:
+            raise Refusal("unknown_model", f"there is no version {version[:80]!r} of {MODEL}, this service has {model.version}")
+
+    async def _metadata(self, request: Request, model: ServedModel) -> Response:
+        content: dict[str, Any] = {"name": MODEL, "versions": [model.version], "platform": model.selection.actual.backend}
+        return json_response(content | describe(model.bundle.manifest))
+
+    async def _ready(self, request: Request, model: ServedModel) -> Response:
+        return json_response({"name": MODEL, "ready": True})
+
+    async def _infer(self, request: Request, model: ServedModel) -> Response:
+        settings, manifest = self._inference.settings, model.bundle.manifest
+        asked: list[InferRequest] = []
+
+        async def read() -> Payload:
+            body = await read_body(request.headers, request.receive, settings.max_body_bytes)
+            asked.append(parse_request(body, _head_length(request)))
+            return as_payload(asked[0], manifest, settings.max_items, settings.max_rows)
+
+        def encode(answer: dict[str, Any]) -> Response:
+            return response(MODEL, answer["model_version"], asked[0], as_outputs(answer, asked[0], manifest))
+
+        return await predict_within_deadline(self._inference, request, read, encode)
+
+
+def _head_length(request: Request) -> int | None:
+    declared = request.headers.get(HEAD_LENGTH.encode())
+    if declared is None:
+        return None
+    if not declared.isdigit() or len(declared) > 12:
+        raise Refusal("malformed_body", "it is not a number of bytes", field=HEAD_LENGTH)
+    return int(declared)
