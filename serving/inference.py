@@ -15,6 +15,7 @@ import numpy as np
 
 from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
+from serving.deadlines import Deadlines
 from serving.decoding import Decoded
 from serving.explaining.explainer import Explainer
 from serving.gpu_metrics import open_gpu_metrics
@@ -62,6 +63,7 @@ class Inference:
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
         self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
         self._sampler: Sampler | None = None
+        self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
 
     @property
     def model(self) -> ServedModel | None:
@@ -73,7 +75,7 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
-        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model.bundle if self.model else None)
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
         if watcher:
             self._observers.append(watcher)
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
@@ -81,7 +83,7 @@ class Inference:
         gpus = open_gpu_metrics(self.monitoring.registry)
         if gpus:
             self.parts["gpu"] = gpus.status
-        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.monitoring_failed("sampling"))
+        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.watching.error("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""

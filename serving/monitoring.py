@@ -31,7 +31,6 @@ from slipway.tether import tether_to
 KEY_REFUSALS = ("missing", "unknown", "role", "rate")
 SLOTS = ("stable", "candidate", "shadow")  # of the model that answered; a shadow answers copies
 STAGES = ("read", "decode", "queue", "infer", "encode")
-PARTS = ("sampling",)  # of what watches the service beside the request path
 FLUSH_S = 0.05  # at most so long a count waits to be written
 # A series for each bound, label and worker: few for the stages, finer for the whole, whose percentiles are shown.
 _STAGE_SECONDS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0)
@@ -72,8 +71,6 @@ class Monitoring:
         self._expired = self._tally(Count(expired))
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
-        monitoring_errors = Counter("slipway_monitoring_errors", "Failures of what watches the service.", ["part"], registry=registry)
-        self._monitoring_errors = {part: monitoring_errors.labels(part) for part in PARTS}
         refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
         self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
         key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
@@ -135,10 +132,6 @@ class Monitoring:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
         self._kept[outcome].inc(num_requests)
 
-    def monitoring_failed(self, part: str) -> None:
-        """Count a failure of what watches the service, which cost no request; `part` is one of PARTS. Any thread may call it."""
-        self._monitoring_errors[part].inc()
-
     def answer(self, slot: str) -> None:
         """Count a request that the model in that slot answered; one of SLOTS."""
         self._answers[slot].add()
@@ -193,7 +186,7 @@ class Monitoring:
         """All metrics in Prometheus' text format, summed over the workers of this server. Any thread may call it."""
         shared = CollectorRegistry()
         shared.register(self.watching)  # what every worker knows alike is not summed
-        return generate_latest(self._summed()) + generate_latest(shared)
+        return _without_former_models(generate_latest(self._summed())) + generate_latest(shared)
 
     def summary(self, asking: Collection[str] | None = None) -> dict[str, Any]:
         """The traffic so far, over all workers, for people; `asking` are the routes that count, None: all. Any thread may call it."""
@@ -261,6 +254,12 @@ def tether_to_server() -> None:
 def _enter_server_directory() -> None:
     if _SERVER_DIRECTORY in os.environ:
         os.environ[_MULTIPROCESS] = os.environ[_SERVER_DIRECTORY]  # read again whenever a metric is made
+
+
+def _without_former_models(exposition: bytes) -> bytes:
+    """Without the models that were swapped out, whose series cannot be removed while several processes count: each swap would leave one."""
+    lines = exposition.splitlines(keepends=True)
+    return b"".join(line for line in lines if not (line.startswith(b"slipway_model_info{") and line.endswith(b" 0.0\n")))
 
 
 def _forget_dead_workers(directory: Path) -> None:

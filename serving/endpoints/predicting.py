@@ -1,6 +1,5 @@
 """`POST /predict`: images or rows in, what the model says of them out."""
 
-import asyncio
 import json
 import shlex
 from collections.abc import Awaitable, Callable
@@ -74,7 +73,7 @@ async def predict_within_deadline(
     """What the model says of a request, read and encoded in the form of an endpoint; Refusal when its time is over."""
     code, message = "body_timeout", "the request's body did not arrive within"
     try:
-        async with asyncio.timeout(inference.settings.request_timeout_s):
+        with inference.deadlines.deadline():
             payload = await read()
             has_read = perf_counter()
             code, message = "deadline_exceeded", "there was no answer within"

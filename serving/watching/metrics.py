@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from serving.tallies import Distribution
 
-PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback")  # of slipway_monitoring_errors_total
+PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback", "sampling")  # of slipway_monitoring_errors_total
 OUTCOMES = ("watched", "thinned", "dropped")  # of a row
 VERDICTS = ("clean", "drifted", "too_small")
 FEEDBACK = ("joined", "unknown_request", "duplicate", "invalid")
