@@ -32,8 +32,8 @@ export function liveView(container) {
   return { take, render };
 }
 
-const total = (status) => Object.values(status.traffic.requests).reduce((sum, count) => sum + count, 0);
-const failed = (status) => Object.entries(status.traffic.requests).reduce((sum, [code, count]) => sum + (Number(code) >= 400 ? count : 0), 0);
+const total = (status) => Object.values(status.traffic.requests_by_code).reduce((sum, count) => sum + count, 0);
+const failed = (status) => Object.entries(status.traffic.requests_by_code).reduce((sum, [code, count]) => sum + (Number(code) >= 400 ? count : 0), 0);
 
 function tile(title, ...content) {
   return html("div", { class: "card tile" }, html("h3", {}, title), content);
@@ -85,14 +85,14 @@ function pairs(rows) {
 }
 
 function countsTile({ traffic }) {
-  const errors = Object.entries(traffic.errors).slice(0, 6);
+  const errors = Object.entries(traffic.errors_by_code).slice(0, 6);
   return tile(
     t("live.counts"),
     pairs([
       [t("live.predictions"), number(traffic.predictions)],
       [t("live.queue"), number(traffic.queue_depth)],
       [t("live.workers"), number(traffic.workers_ready)],
-      ...Object.entries(traffic.requests).map(([code, count]) => [`HTTP ${code}`, number(count)]),
+      ...Object.entries(traffic.requests_by_code).map(([code, count]) => [`HTTP ${code}`, number(count)]),
     ]),
     errors.length ? html("h4", {}, t("live.errors")) : null,
     errors.length ? pairs(errors.map(([code, count]) => [html("code", {}, code), number(count)])) : null,

@@ -5,6 +5,7 @@ It works on SLIPWAY_STATE, which has to be the service's, and waits until the wo
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from serving.rollout.status import describe
 from serving.settings import Settings, read_settings
 from slipway.command import run_command
 
+_NICENESS = 10
 _PROPOSING = ("deploy", "shadow", "canary")
 
 
 def main(arguments: list[str]) -> None:
     """Run one command. What is refused is one line on stderr and exit code 1."""
     options = _parser().parse_args(arguments)
+    os.nice(_NICENESS)  # it shares the cores with the service
     run_command(lambda: _run(options, read_settings()))
 
 

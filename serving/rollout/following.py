@@ -12,13 +12,14 @@ import time
 from typing import Protocol
 
 from serving.live_model import LiveModel
-from serving.model import ServedModel, load_model
+from serving.model import ServedModel, load_model, read_certified
 from serving.monitoring import Monitoring
 from serving.observing import Observer
 from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.deciding import decide
 from serving.rollout.evidence import Evidence
+from serving.rollout.low_priority import at_low_priority
 from serving.rollout.reports import Phase, Report, forget_reports, process_started, read_reports, write_report
 from serving.rollout.shadowing import Shadow
 from serving.rollout.state import EMPTY, FILE, OUTCOMES, Candidate, Model, Rollout, change_rollout, name_of, read_rollout
@@ -26,6 +27,7 @@ from serving.rollout.status import describe
 from serving.rollout.store import prune_unless_commanding, settings_of
 from serving.settings import Settings
 from slipway.errors import SlipwayError
+from slipway.freed_memory import give_back_freed_memory
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -237,6 +239,8 @@ class Follower:
         self._stable, self._problem = wanted, ""
         self._served.canary = None
         await self._served.take_over(live)
+        del live
+        await asyncio.to_thread(give_back_freed_memory)
 
     async def _follow_candidate(self) -> None:
         candidate, trial = self._rollout.candidate, self._trial
@@ -254,7 +258,7 @@ class Follower:
         self._trial = trial = _Trial(candidate)
         await asyncio.to_thread(self._tell)  # should it end this process, the next one knows by what
         try:
-            model = await asyncio.to_thread(self._load, candidate)
+            model = await self._load(candidate)
             stable = self._served.model
             if stable and not candidate.returns:
                 require_successor(model.bundle.manifest, stable.bundle.manifest, candidate.allowed)
@@ -271,12 +275,14 @@ class Follower:
             trial.phase = "prepared"
             self._let_go(trial, candidate)
 
-    def _load(self, candidate: Candidate) -> ServedModel:
+    async def _load(self, candidate: Candidate) -> ServedModel:
         settings = settings_of(self._settings, candidate.model)
         if candidate.mode == "shadow":
             # With one thread ONNX Runtime computes on the one that calls, whose priority is low; its own threads would not be.
             settings = settings.model_copy(update={"num_threads": 1})
-        return load_model(settings)
+        certified = await at_low_priority(lambda: read_certified(settings.bundle, settings.certificate, accept_draft=False))
+        # At the usual priority, which ONNX Runtime's own threads take over from the one that makes them.
+        return await asyncio.to_thread(load_model, settings, certified)
 
     def _let_go(self, trial: _Trial, candidate: Candidate) -> None:
         """Requests, or copies of them, as the state says."""
@@ -303,6 +309,8 @@ class Follower:
             await asyncio.to_thread(trial.shadow.close)
         if trial and trial.live:
             await trial.live.retire()
+            trial.live = None
+            await asyncio.to_thread(give_back_freed_memory)
 
     def _report(self, *, stopped: bool = False) -> Report:
         trial, model = self._trial, self._served.model

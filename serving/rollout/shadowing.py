@@ -7,9 +7,7 @@ after the answer went out. Nothing that happens here reaches a request.
 import asyncio
 import contextlib
 import logging
-import os
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +21,7 @@ from serving.observing import Answered
 from serving.responses import Refusal
 from serving.rollout.canary import is_chosen
 from serving.rollout.evidence import Evidence
+from serving.rollout.low_priority import be_nice
 from slipway.calibration import Answers
 from slipway.columns import ColumnContract
 from slipway.kept import REPLAYED
@@ -30,7 +29,6 @@ from slipway.kept import REPLAYED
 logger = logging.getLogger("bentoml.slipway")
 
 MAX_WAITING = 32  # requests: a shadow that falls behind drops what it cannot see
-_NICENESS = 19
 _RELATIVE_DIFFERENCE = 0.05  # guess: between two values, where there is neither a bound nor an interval
 _CLOSE_S = 5.0
 
@@ -72,8 +70,7 @@ class Shadow:
         self._thread.join(_CLOSE_S)
 
     def _work(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone, there
+        be_nice()
         with asyncio.Runner() as runner:
             while (answered := self._waiting.get()) is not None and not self._is_closing:
                 self._answer(answered, runner)

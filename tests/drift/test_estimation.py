@@ -60,6 +60,30 @@ def test_a_badly_calibrated_network_gets_no_valid_estimate() -> None:
     assert "the confidence was off by" in estimate.reason
 
 
+def _surer_where_x0_is_high(seed: int, num_rows: int, above: float = -np.inf) -> ReferenceRows:
+    """Answers whose confidence is right on the whole, too high where the first column is and too low where it is not."""
+    random = np.random.default_rng(seed)
+    rows = Population(hardness=1.0).draw(random, 4 * num_rows)
+    rows.inputs[:, 0] = random.permutation(rows.inputs[:, 0])
+    confidence = rows.outputs.max(axis=1)
+    is_right = random.uniform(size=len(confidence)) < confidence - 0.12 * np.sign(rows.inputs[:, 0])
+    predicted = rows.outputs.argmax(axis=1)
+    targets = np.where(is_right, predicted, (predicted + 1) % 10).astype(np.float64)
+    taken = np.flatnonzero(rows.inputs[:, 0] > above)[:num_rows]
+    return ReferenceRows(rows.inputs[taken], rows.outputs[taken], rows.scores[taken], targets[taken])
+
+
+def test_rows_whose_confidence_is_worth_another_accuracy_get_no_valid_estimate() -> None:
+    reference = reference_of(_surer_where_x0_is_high(22, 6000))
+    like, unlike = (_surer_where_x0_is_high(23, 2000, above) for above in (-np.inf, 0.3))
+    assert estimate_quality(reference, window_of(reference, like)).valid
+    estimate = estimate_quality(reference, window_of(reference, unlike))
+    assert not estimate.valid
+    assert "with such a column x0" in estimate.reason
+    assert estimate.value is not None
+    assert abs(estimate.value - accuracy(unlike)) > 0.05
+
+
 def test_rows_that_are_strangers_get_no_valid_estimate() -> None:
     estimate, _ = _estimate(Population(hardness=0.2, strangeness=0.4), 7)
     assert not estimate.valid

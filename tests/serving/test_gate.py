@@ -1,20 +1,23 @@
 """Who may pass: by key and role where there are keys; without keys whoever is on this machine, but no page of another site."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from serving.binding import is_loopback, require_free, require_guarded
+from serving.binding import is_loopback, require_free, require_guarded, require_safe_start
 from serving.front import Front
 from serving.gate import is_own_host, presented_key
 from serving.inference import Inference
 from serving.keys import add_key
 from serving.settings import SettingsError, read_settings
+from slipway.errors import SlipwayError
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, run
+from tests.serving.server import free_port
 
 PNG = {"content-type": "image/png"}
 OPERATORS = ("/metrics", "/docs", "/docs.json")
@@ -248,3 +251,20 @@ def test_an_address_that_is_not_this_machines_is_one_line(tmp_path: Path) -> Non
         with pytest.raises(SettingsError, match=f"cannot listen on {host}:3999") as error:
             require_free(host, 3999, "Choose another with --port")
         assert len(str(error.value).splitlines()) == 1
+
+
+def test_what_stands_against_a_start_is_said_in_one_line(tmp_path: Path, make_settings: MakeSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        wrong: list[tuple[int, dict[str, Any], str]] = [
+            (port, {}, "cannot listen on 127.0.0.1"),
+            (free_port(), {"keys": tmp_path / "none"}, "cannot be read: No such file"),
+            (free_port(), {"admin_port": port}, "Choose another with SLIPWAY_ADMIN_PORT"),
+            (3999, {"admin_port": 3999}, "the main port"),
+            (free_port(), {"admin_port": free_port(), "admin_host": "0.0.0.0"}, "can be reached from other machines"),
+        ]
+        for main, variables, reason in wrong:
+            with pytest.raises(SlipwayError, match=reason) as error:
+                require_safe_start(make_settings(**variables), "127.0.0.1", main)
+            assert len(str(error.value).splitlines()) == 1
+    require_safe_start(make_settings(admin_port=port), "127.0.0.1", free_port())

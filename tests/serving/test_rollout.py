@@ -160,6 +160,7 @@ def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_nam
         assert set(callers.versions) == set(expected)
         assert metric(inference, 'slipway_swaps_total{outcome="swapped"}') == num_swaps
         assert metric(inference, 'slipway_predictions_total{slot="stable"}') == len(callers.statuses)
+        assert inference.exposition().count(b"slipway_model_info{") == 1  # six swaps, one series
 
     run(settings, work)
 
