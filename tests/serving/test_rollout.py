@@ -13,6 +13,7 @@ import pytest
 from serving.inference import Inference
 from serving.payload import Payload
 from serving.rollout import commands
+from serving.rollout.__main__ import main
 from serving.rollout.canary import is_chosen
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.rehearsal import rehearse
@@ -498,6 +499,64 @@ def test_a_model_that_ends_the_process_that_loads_it_is_refused_with_the_signal(
     monkeypatch.setenv("PYTHONPATH", str(certified))
     with pytest.raises(RolloutError, match="was ended by SIGSEGV while it was loaded"):
         rehearse(make_settings())
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_what_is_typed_is_what_is_proposed(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("serving.rollout.__main__.read_settings", make_settings)
+    proposed: list[dict[str, Any]] = []
+    propose_it = commands.propose
+
+    def propose(*arguments: Any, **options: Any) -> Any:
+        proposed.append(options)
+        return propose_it(*arguments, **options)
+
+    monkeypatch.setattr(commands, "propose", propose)
+    main(["deploy", str(bundle), "--allow-metric-loss", "any", "--allow-other-contract"])
+    assert capsys.readouterr().out == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it\n"
+    assert proposed[0]["allowed"] == Allowed(metric_loss=None, other_contract=True)
+    typed = ["--steps", "2.5,50", "--hold-seconds", "0", "--hold-requests", "7", "--slow-ms", "20", "--allow-disagreement", "0.2"]
+    for arguments, reason in [
+        (["canary", str(bundle), *typed], "no worker follows"),
+        (["promote"], "there is no candidate"),
+        (["deploy", str(certified / "nothing")], "is not a bundle"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 1
+        assert reason in capsys.readouterr().err
+    assert proposed[1]["plan"] == Plan(steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02)
+    assert proposed[1]["allowed"].disagreement == 0.2
+    with pytest.raises(SystemExit):
+        main(["canary", str(bundle), "--steps", "0,50"])
+    capsys.readouterr()
+    main(["status"])
+    assert json.loads(capsys.readouterr().out)["stable"] == load_bundle(bundle).version
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_settings: MakeSettings) -> None:
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    versions = [load_bundle(path).version for path in (make_settings().bundle, bundle)]
+
+    async def work(client: Any, inference: Inference) -> None:
+        await propose(inference, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
+        await settle(inference, lambda: inference.canary is not None and inference.canary.share > 0)
+        for _ in range(30):
+            inference.rollout.note_quality(versions[0], is_wrong=True)
+            inference.rollout.note_quality(versions[1], is_wrong=False)
+        await asyncio.sleep(1.5)
+        assert inference.canary is not None
+        for _ in range(20):
+            inference.rollout.note_quality(versions[1], is_wrong=True)
+        await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
+        assert last_event(inference)[1].startswith("by feedback its answers are wrong more often than the stable model's: 20 of")
+
+    run(make_settings(), work)
 
 
 @pytest.mark.usefixtures("unrehearsed")
