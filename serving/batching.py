@@ -8,7 +8,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -21,8 +20,7 @@ Run = Callable[[NDArray[Any]], Answers]
 Row = TypeVar("Row")  # what the model says of one row
 
 
-@dataclass(frozen=True)
-class Batched(Generic[Row]):
+class Batched(NamedTuple, Generic[Row]):
     """The answers to one request's rows in their order, and how long it waited and ran."""
 
     rows: list[Row]

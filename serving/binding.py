@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 
+from serving.keys import read_keys
 from serving.settings import Settings, SettingsError
 
 
@@ -23,6 +24,20 @@ def is_loopback(address: str) -> bool:
 def is_guarded(settings: Settings) -> bool:
     """Whether the service may be reached from elsewhere."""
     return settings.keys is not None or settings.allow_anyone
+
+
+def require_safe_start(settings: Settings, host: str, port: int) -> None:
+    """SlipwayError, in one line, if the service must not or cannot listen on `host` and `port` with these settings."""
+    if settings.keys:
+        read_keys(settings.keys)
+    require_guarded(settings, host)
+    require_free(host, port, "Choose another with --port")
+    if not settings.admin_port:
+        return
+    if settings.admin_port == port:
+        raise SettingsError(f"SLIPWAY_ADMIN_PORT is {port}, the main port. Choose another, or 0 to have all on one port")
+    require_guarded(settings, settings.admin_host)
+    require_free(settings.admin_host, settings.admin_port, "Choose another with SLIPWAY_ADMIN_PORT")
 
 
 def require_guarded(settings: Settings, host: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
+from serving.deadlines import Deadlines
 from serving.decoding import Decoded
 from serving.explaining.explainer import Explainer
 from serving.gpu_metrics import open_gpu_metrics
@@ -62,6 +63,7 @@ class Inference:
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
         self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
         self._sampler: Sampler | None = None
+        self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
 
     @property
     def model(self) -> ServedModel | None:
@@ -73,7 +75,7 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
-        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model.bundle if self.model else None)
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
         if watcher:
             self._observers.append(watcher)
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
@@ -200,6 +202,8 @@ class Inference:
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
         live = self._require_live()
+        if self._admission.is_overloaded:
+            raise self._admission.overload()
         return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
 
     def status_of(self, part: str) -> dict[str, Any] | None:

@@ -7,11 +7,10 @@ counts are written before it answers, so they are exact at every scrape. docs/se
 
 import asyncio
 import atexit
-import math
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from serving.responses import ERRORS
 from serving.rollout.evidence import SHADOWED
 from serving.rollout.state import OUTCOMES as SWAPPED
 from serving.tallies import Count, Distribution, Level, Tally
+from serving.traffic import traffic
 from serving.watching.metrics import WatchingMetrics
 from slipway.files import is_alive
 from slipway.tether import tether_to
@@ -37,7 +37,6 @@ _STAGE_SECONDS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0)
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
 _FILL = (0.125, 0.25, 0.5, 0.75, 1.0)
-_PERCENTILES = (50, 95, 99)
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # BentoML sets it in every worker, before prometheus_client is imported
 _SERVER_DIRECTORY = "_SLIPWAY_SERVER_DIRECTORY"  # from the server process to its workers; not a setting
 
@@ -189,23 +188,9 @@ class Monitoring:
         shared.register(self.watching)  # what every worker knows alike is not summed
         return _without_former_models(generate_latest(self._summed())) + generate_latest(shared)
 
-    def summary(self) -> dict[str, Any]:
-        """The traffic so far, over all workers, for people: see docs/serving.md. Any thread may call it, and reads files in it."""
-        samples = [sample for metric in self._summed().collect() for sample in metric.samples]
-        by_code: dict[str, int] = {}
-        for sample in samples:
-            if sample.name == "slipway_requests_total":
-                code = sample.labels["code"]
-                by_code[code] = by_code.get(code, 0) + int(sample.value)
-        buckets = [(float(sample.labels["le"]), sample.value) for sample in samples if sample.name == "slipway_predict_seconds_bucket"]
-        single = {sample.name: sample.value for sample in samples if not sample.labels}
-        return {
-            "requests_by_code": dict(sorted(by_code.items())),
-            "predictions": int(single.get("slipway_batch_size_sum", 0)),
-            "latency_ms": {f"p{percentile}": _percentile_ms(buckets, percentile) for percentile in _PERCENTILES},
-            "queue_depth": int(single.get("slipway_queue_depth", 0)),
-            "expired": int(single.get("slipway_expired_total", 0)),
-        }
+    def summary(self, asking: Collection[str] | None = None) -> dict[str, Any]:
+        """The traffic so far, over all workers, for people; `asking` are the routes that count, None: all. Any thread may call it."""
+        return traffic(self._summed().collect(), asking)
 
     def flush(self) -> None:
         """Write all counts. Any thread may call it."""
@@ -243,24 +228,6 @@ class Monitoring:
         summed = CollectorRegistry()
         multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
         return summed
-
-
-def _percentile_ms(buckets: Iterable[tuple[float, float]], percentile: int) -> float | None:
-    """From (bound in seconds, values up to it) of a histogram, as Prometheus' histogram_quantile; None without any value.
-
-    Within a bucket values are taken to be spread evenly; beyond the last bound it is that bound.
-    """
-    below, bound_below = 0.0, 0.0
-    ordered = sorted(buckets)
-    if not ordered or not ordered[-1][1]:
-        return None
-    rank = percentile / 100 * ordered[-1][1]
-    for bound, up_to in ordered:
-        if up_to >= rank and math.isfinite(bound):
-            return 1000 * (bound_below + (bound - bound_below) * (rank - below) / (up_to - below))
-        if math.isfinite(bound):
-            below, bound_below = up_to, bound
-    return 1000 * bound_below
 
 
 def open_server_directory(parent: Path) -> None:

@@ -64,6 +64,7 @@ ERRORS = {
     "too_many_connections": 503,
     "deadline_exceeded": 504,
 }
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode  # json.dumps would make one each time
 RETRY_AFTER = ("retry-after", "1")  # seconds
 # In every answer that does not say otherwise: it is for its caller alone, is what it says it is, and runs and embeds nothing.
 GUARDING: tuple[tuple[str, str], ...] = (
@@ -103,8 +104,7 @@ class Response:
 
 def json_response(content: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
     """`content` as JSON; ValueError for NaN and infinities, which JSON cannot hold."""
-    body = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-    return Response(status, body, headers=headers)
+    return Response(status, _encode(content).encode(), headers=headers)
 
 
 def error_response(refusal: Refusal, request_id: str) -> Response:

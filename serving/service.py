@@ -16,13 +16,13 @@ from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
+from serving.allocation import fix_thresholds
 from serving.api import predict_method, read_columns, summary
-from serving.binding import require_free, require_guarded
+from serving.binding import require_safe_start
 from serving.connections import limit_connections
 from serving.draining import drain_on_sigterm
 from serving.front import Front
 from serving.inference import Inference
-from serving.keys import read_keys
 from serving.monitoring import open_server_directory, tether_to_server
 from serving.operator_port import OperatorPort
 from serving.packing import bento_labels
@@ -30,6 +30,7 @@ from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
 from serving.supervising import supervise
 from slipway.errors import SlipwayError
+from slipway.freed_memory import keep_little_freed_memory
 
 try:
     SETTINGS = read_settings()
@@ -81,27 +82,6 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         return summary(COLUMNS)
 
 
-def _require_safe_start(host: str, port: int) -> None:
-    """BentoMLConfigException, which is printed as one line, if the service must not or cannot listen where it is told to."""
-    try:
-        if SETTINGS.keys:
-            read_keys(SETTINGS.keys)
-        require_guarded(SETTINGS, host)
-        require_free(host, port, "Choose another with --port")
-        if SETTINGS.admin_port:
-            _require_safe_admin_port(port)
-    except SlipwayError as error:
-        raise BentoMLConfigException(str(error)) from None
-
-
-def _require_safe_admin_port(port: int) -> None:
-    host, admin_port = SETTINGS.admin_host, SETTINGS.admin_port
-    if admin_port == port:
-        raise SettingsError(f"SLIPWAY_ADMIN_PORT is {port}, the main port. Choose another, or 0 to have all on one port")
-    require_guarded(SETTINGS, host)
-    require_free(host, admin_port, "Choose another with SLIPWAY_ADMIN_PORT")
-
-
 @bentoml.service(
     name="slipway",
     service_class=FrontedService,
@@ -124,13 +104,18 @@ class Slipway:
         context = click.get_current_context(silent=True)
         if context is not None:
             host = context.params.get("host") or BentoMLContainer.http.host.get()
-            _require_safe_start(host, context.params.get("port") or BentoMLContainer.http.port.get())
+            try:
+                require_safe_start(SETTINGS, host, context.params.get("port") or BentoMLContainer.http.port.get())
+            except SlipwayError as error:
+                raise BentoMLConfigException(str(error)) from None
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        keep_little_freed_memory()
         drain_on_sigterm(inference())
+        fix_thresholds()
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
         await operator_port().open()

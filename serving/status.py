@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Any
 
 from serving.inference import Inference
-from serving.traffic import traffic
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -42,7 +41,7 @@ class Status:
         about = {"version": model.version, "task": model.bundle.manifest.task} if model else {"version": None, "task": None}
         return {
             "model": {"ready": model is not None, "reason": None if model else self._inference.reason} | about,
-            "traffic": traffic(self._inference.exposition(), self._asking),
+            "traffic": self._inference.monitoring.summary(self._asking),
             **{part: self._part(part) for part in PARTS},
         }
 

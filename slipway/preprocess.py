@@ -1,7 +1,8 @@
 """The one way from encoded bytes to pixels, for training and for serving.
 
 The same code decodes in both, so both see the same pixels, bit for bit: libjpeg-turbo straight into an array for an upright JPEG
-without a flaw, Pillow for everything else and for every doubt. Where both can decode, their pixels are equal.
+without a flaw, Pillow's decoder without its reader of files for a plain PNG, Pillow for everything else and for every doubt. Where
+two can decode, their pixels are equal.
 Normalisation is not here: it is inside the exported graph.
 """
 
@@ -16,6 +17,7 @@ from PIL import Image, ImageOps
 from slipway import user_function
 from slipway.contract import Contract
 from slipway.errors import ImageError
+from slipway.plain_png import decode_plain_png
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 2**30 // 4 // 3  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
@@ -79,7 +81,7 @@ def decode_image(payload: bytes, max_pixels: int) -> Image.Image:
     """
     pixels = decode_jpeg(payload, max_pixels)
     if pixels is None:
-        return decode_with_pillow(payload, max_pixels).image
+        return decode_plain_png(payload, max_pixels) or decode_with_pillow(payload, max_pixels).image
     if pixels.ndim == 2:
         return Image.fromarray(pixels)
     # Pillow holds four bytes for each RGB pixel, too: this is one copy, less than half of what fromarray takes from three.
@@ -234,7 +236,7 @@ def _orientation_is_upright(payload: bytes) -> bool:
 def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8]:
     """(size_px, size_px, channels) uint8 in [0, 255] from a decoded image of any mode and size."""
     resized = _fit(flatten(image, contract.channels), contract)
-    return np.asarray(resized, dtype=np.uint8).reshape(contract.shape)
+    return np.frombuffer(resized.tobytes(), dtype=np.uint8).reshape(contract.shape)  # asarray does the same, and more
 
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:

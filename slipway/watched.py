@@ -21,7 +21,7 @@ DEFAULT_STATE = Path(".work/serving")  # of SLIPWAY_STATE
 SCHEMA = """
 CREATE TABLE windows (
     id INTEGER PRIMARY KEY,
-    model TEXT NOT NULL,
+    model TEXT NOT NULL, -- its version, a slash, and the variant that answered; in the other tables the version alone
     opened REAL NOT NULL, -- seconds since 1970, as every time here
     since REAL NOT NULL, -- from when its age counts; later than `opened` where it was too small and carried on
     closed REAL, -- null while rows may come
@@ -94,7 +94,7 @@ def read_drifted_spans(state: Path) -> list[DriftedSpan]:
     """When the traffic drifted, the oldest first. Errors as of `read_truths`."""
     with _reading(state) as connection:
         rows = connection.execute("SELECT model, opened, closed FROM windows WHERE drifted = 1 ORDER BY opened").fetchall()
-    return [DriftedSpan(*row) for row in rows]
+    return [DriftedSpan(model.partition("/")[0], opened, closed) for model, opened, closed in rows]
 
 
 @contextmanager

@@ -1,11 +1,15 @@
 """`POST /explain`: what `/predict` takes, one image or row; the answer, and what it rests on."""
 
 import asyncio
+from dataclasses import replace
 
+from serving.endpoints.predicting import describe_predict
 from serving.inference import Inference
 from serving.reading import read_payload
 from serving.responses import Refusal, Response, json_response
-from serving.routes import Request, Route, Routes
+from serving.routes import Operation, Request, Route, Routes
+from serving.schemas import ANYTHING
+from slipway.bundle import Bundle
 
 
 def routes(inference: Inference) -> Routes:
@@ -23,4 +27,11 @@ def routes(inference: Inference) -> Routes:
             raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
         return json_response(answer | {"request_id": request.id})
 
-    return {"/explain": Route(("POST",), explain, "caller")}
+    return {"/explain": Route(("POST",), explain, "caller", _describe)}
+
+
+def _describe(bundle: Bundle | None) -> Operation:
+    predict = describe_predict(bundle)
+    summary = "What the model says of one image or row, and which places or columns its answer rests on."
+    errors = (*predict.errors, "not_one_item", "explain_busy")
+    return replace(predict, summary=summary, answers={"application/json": ANYTHING}, errors=errors)

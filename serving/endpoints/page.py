@@ -5,8 +5,11 @@ from pathlib import PurePosixPath
 from serving.inference import Inference
 from serving.page.site import CONTENT_TYPES, POLICY, STATIC, File, choose_language, read_site, takes_gzip
 from serving.responses import Refusal, Response
-from serving.routes import READING, Request, Route, Routes
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import TEXT
 
+_PAGE = Operation("The page for people.", answers={"text/html": TEXT})
+_FILE = Operation("A file of the page.", answers={"text/javascript": TEXT, "text/css": TEXT}, errors=("not_found",))
 _FOR_GOOD = ("cache-control", "public, max-age=31536000, immutable")
 
 
@@ -26,7 +29,7 @@ def routes(inference: Inference) -> Routes:
         headers = (("vary", "accept-encoding"), *((_FOR_GOOD,) if site.is_current(request.path) else ()))
         return _response(request, file, CONTENT_TYPES[PurePosixPath(request.path).suffix], headers)
 
-    return {"/": Route(READING, index, "open"), f"/{STATIC}/*": Route(READING, static, "open")}
+    return {"/": Route(READING, index, "open", always(_PAGE)), f"/{STATIC}/*": Route(READING, static, "open", always(_FILE))}
 
 
 def _response(request: Request, file: File, content_type: str, headers: tuple[tuple[str, str], ...]) -> Response:

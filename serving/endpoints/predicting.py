@@ -1,6 +1,5 @@
 """`POST /predict`: images or rows in, what the model says of them out."""
 
-import asyncio
 import json
 import shlex
 from collections.abc import Awaitable, Callable
@@ -53,10 +52,11 @@ def routes(inference: Inference) -> Routes:
 
         return await predict_within_deadline(inference, request, read, encode)
 
-    return {"/predict": Route(("POST",), predict, "caller", _describe)}
+    return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
 
 
-def _describe(bundle: Bundle | None) -> Operation:
+def describe_predict(bundle: Bundle | None) -> Operation:
+    """What the description of the API says of `/predict`."""
     takes = payload_content(bundle)
     if bundle and isinstance(bundle.input, ColumnContract):
         row = json.dumps(example_row(bundle.input), ensure_ascii=False)
@@ -73,7 +73,7 @@ async def predict_within_deadline(
     """What the model says of a request, read and encoded in the form of an endpoint; Refusal when its time is over."""
     code, message = "body_timeout", "the request's body did not arrive within"
     try:
-        async with asyncio.timeout(inference.settings.request_timeout_s):
+        with inference.deadlines.deadline():
             payload = await read()
             has_read = perf_counter()
             code, message = "deadline_exceeded", "there was no answer within"

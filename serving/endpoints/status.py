@@ -4,8 +4,11 @@ from collections.abc import Collection
 
 from serving.inference import Inference
 from serving.responses import Response, json_response
-from serving.routes import READING, Request, Route, Routes
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING
 from serving.status import Status
+
+_STATUS = Operation("How the service fares: model, traffic, drift, feedback, rollout, GPUs.", answers={"application/json": ANYTHING})
 
 
 def routes(inference: Inference, asking: Collection[str]) -> Routes:
@@ -15,4 +18,4 @@ def routes(inference: Inference, asking: Collection[str]) -> Routes:
     async def read(request: Request) -> Response:
         return json_response(await status.read())
 
-    return {"/status": Route(READING, read, "caller")}
+    return {"/status": Route(READING, read, "caller", always(_STATUS))}

@@ -41,9 +41,11 @@ class BackgroundRows:
         return np.stack(outputs)
 
     async def submit(self, rows: NDArray[Any]) -> Batched[AnsweredRow]:
-        """The same at once, in line with everybody else."""
+        """What the model says of rows, at once, in line with everybody else; Refusal if it fails, or has too much to do."""
         try:
             return await self._batcher.submit(rows).answer
+        except Refusal:  # sent out of the queue again
+            raise
         except Exception as error:
             logger.exception("the model failed on rows of an explanation")
             raise Refusal("model_failed", "the model failed on what is to be explained; the log of the service has the details") from error

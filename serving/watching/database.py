@@ -64,7 +64,7 @@ class Database:
         if self._connection is None:
             self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._alone():
-                self._connection = self._sound() or self._anew()
+                self._connection = self._usable()
                 self._file = _identity(self.path)
         return self._connection
 
@@ -75,12 +75,19 @@ class Database:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _sound(self) -> sqlite3.Connection | None:
-        """A connection to a database that can be used; None after one that cannot was moved aside, or where there is none."""
+    def _usable(self) -> sqlite3.Connection:
+        """A connection to a sound database, begun where there was none; sqlite3.DatabaseError after an unsound one was moved aside."""
         if not self.path.exists():
-            return None
-        connection = self._connect()
+            for suffix in _BESIDE[1:]:  # of one that somebody removed: they would be taken for the new one's
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            # A killed process loses nothing that was committed; a machine that loses its power may lose the last seconds.
+            for setting in ("synchronous = NORMAL", f"journal_size_limit = {_JOURNAL_BYTES}"):
+                connection.execute(f"PRAGMA {setting}").close()
+            if _is_empty(connection):
+                connection.execute("PRAGMA journal_mode = WAL").close()
+                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
             fault = _fault(connection)
         except sqlite3.DatabaseError as error:
             connection.close()
@@ -91,30 +98,7 @@ class Database:
             return connection
         connection.close()
         self._move_aside(fault)
-        return None
-
-    def _anew(self) -> sqlite3.Connection:
-        for suffix in _BESIDE[1:]:  # of a database that somebody removed: they would be taken for the new one's
-            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        connection = self._connect()
-        try:
-            connection.execute("PRAGMA journal_mode = WAL").close()
-            connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        try:
-            # A killed process loses nothing that was committed; a machine that loses its power may lose the last seconds.
-            for setting in ("synchronous = NORMAL", f"journal_size_limit = {_JOURNAL_BYTES}"):
-                connection.execute(f"PRAGMA {setting}").close()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        raise sqlite3.DatabaseError(f"{self.path} could not be used and was moved aside: {fault}")
 
     def _move_aside(self, fault: str) -> None:
         aside = f"{DATABASE}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
@@ -122,6 +106,13 @@ class Database:
             with suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").rename(self._state / f"{aside}{suffix}")
         logger.error("%s cannot be used: %s. It is now %s, and a new one is begun", self.path, fault, self._state / aside)
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether nothing is in it: it is new, or the disk was full when it was begun."""
+    with closing(connection.execute("SELECT count(*) FROM sqlite_schema")) as found:
+        (count,) = found.fetchone()
+    return not count
 
 
 def _fault(connection: sqlite3.Connection) -> str | None:

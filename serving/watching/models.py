@@ -17,20 +17,35 @@ _DAY_S = 86400.0
 
 
 class WatchedModel:
-    """One bundle's part in the watching. `reference` is None until it was read, and where the bundle has none."""
+    """One variant of a bundle. `reference` is None until it was read, and where the bundle has none.
 
-    def __init__(self, bundle: LoadedBundle) -> None:
+    Windows belong to its `key`: what int8 answers is compared with what int8 answered to the validation rows.
+    """
+
+    def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.version = bundle.version
+        self.key = watched_key(bundle, variant)
         self.manifest = bundle.manifest
         self.reference: Reference | None = None
-        self._bundle = bundle
+        self._bundle, self._variant = bundle, variant
         contract = bundle.manifest.input
         self.is_table = isinstance(contract, ColumnContract)
         self._missing = _missing_signs(contract) if isinstance(contract, ColumnContract) else None
 
     def read_reference(self) -> None:
-        """From the bundle's folder; BundleError where it is altered."""
-        self.reference = read_reference(self._bundle)
+        """From the bundle's folder, with a first row, which takes longer than the others; BundleError where it is altered."""
+        reference = read_reference(self._bundle, self._variant)
+        if reference is not None:
+            contract, num_outputs = self.manifest.input, max(1, len(self.manifest.output.labels))
+            example = np.zeros((1, *contract.shape), contract.dtype)
+            outputs, score = np.full((1, num_outputs), 1 / num_outputs, np.float32), np.zeros(1, np.float32)
+            Window(reference).add(self.features(example, outputs, score))
+        self.reference = reference
+
+    @property
+    def lacks_reference(self) -> bool:
+        """Whether the bundle has a reference that could not be read so far."""
+        return self.reference is None and self.manifest.drift_sha256 is not None
 
     def window(self) -> Window:
         """One without rows. Only where there is a reference."""
@@ -71,6 +86,11 @@ class WatchedModel:
             "features": [feature.model_dump(mode="json") for feature in verdict.features],
             "estimate": estimate.model_dump(mode="json"),
         }
+
+
+def watched_key(bundle: LoadedBundle, variant: str) -> str:
+    """What its windows are called in the database."""
+    return f"{bundle.version}/{variant}"
 
 
 def _missing_signs(contract: ColumnContract) -> tuple[list[int], list[int]]:

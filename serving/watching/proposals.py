@@ -14,7 +14,7 @@ _SHOWN_FEATURES = 10
 
 def proposal_path(state: Path, closed: float, model: str) -> Path:
     """Where the proposal about a window goes: the same file whoever writes it, and however often."""
-    return state / PROPOSALS / f"{datetime.fromtimestamp(closed, UTC):%Y%m%dT%H%M%S.%fZ}-{model}.md"
+    return state / PROPOSALS / f"{datetime.fromtimestamp(closed, UTC):%Y%m%dT%H%M%S.%fZ}-{model.partition('/')[0]}.md"
 
 
 def write_proposal(

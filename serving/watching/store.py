@@ -67,7 +67,7 @@ class Part:
     """What one worker has gathered since its last part that is known to be merged."""
 
     sequence: int
-    windows: dict[str, Window] = field(default_factory=dict)  # by model version
+    windows: dict[str, Window] = field(default_factory=dict)  # by key of the model
     predictions: list[Prediction] = field(default_factory=list)
 
     @property

@@ -6,6 +6,7 @@ has to the database that all of them share every few seconds: so much is lost at
 """
 
 import logging
+import sqlite3
 import threading
 import time
 from collections import Counter, deque
@@ -18,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.model import ServedModel
 from serving.observing import Answered
 from serving.settings import Settings
 from serving.watching.allowance import Allowance
 from serving.watching.metrics import FeatureFigure, Figures, WatchingMetrics
-from serving.watching.models import WatchedModel
+from serving.watching.models import WatchedModel, watched_key
 from serving.watching.proposals import write_proposal
 from serving.watching.quality import NUM_JUDGED, compare, measure_joined
 from serving.watching.store import Closed, Limits, Part, Prediction, Store
@@ -44,9 +46,10 @@ FEATURES_SHARE, RECORDS_SHARE = 0.01, 0.005  # of one core, for features and for
 _BURST_S = 0.2  # of processor time
 _CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits for no longer
 _CHUNK_BYTES = 2 << 20
+_CHUNK_REQUESTS = 256
 _MAX_MODELS = 8  # whose references stay in memory
 _WINDOW_SHARE = 4  # a part has at most this share of a window, so that windows are not much larger than they should be
-_PARTS = {  # under which label a fault of what is counted
+_PARTS = {  # under which label a fault of what is counted; those of the database are all "state"
     "gathering": "collect",
     "counting": "collect",
     "recording": "collect",
@@ -74,14 +77,14 @@ class _Rows:
 class Watcher:
     """One worker's queue and thread. `current` says which model new requests go to."""
 
-    def __init__(self, settings: Settings, metrics: WatchingMetrics, current: Callable[[], LoadedBundle | None]) -> None:
+    def __init__(self, settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> None:
         self._settings = settings
         self._metrics = metrics
         self._current = current
         self._limits = limits_of(settings)
         self._part_rows = max(1, self._limits.window_rows // (_WINDOW_SHARE * settings.workers))
         self._store = Store(settings.state, self._limits)
-        self._models: dict[str, WatchedModel] = {}  # by version
+        self._models: dict[str, WatchedModel] = {}  # by key
         self._waiting: deque[Answered] = deque()
         self._bytes_offered, self._bytes_taken = 0, 0  # each is written by one thread alone
         self._dropped_offered, self._dropped_counted = 0, 0
@@ -161,7 +164,7 @@ class Watcher:
 
     def _failed(self, what: str, error: Exception) -> None:
         with suppress(Exception):  # counting itself may need the disk that is full; nothing is left to tell it to
-            self._metrics.error(_PARTS[what])
+            self._metrics.error("state" if isinstance(error, sqlite3.Error) else _PARTS[what])
         reason = disk_fault(error) or f"{type(error).__name__}: {error}"
         if what not in self._failing:
             logger.error("watching: %s failed, requests are answered all the same: %s", what, reason)
@@ -184,21 +187,22 @@ class Watcher:
         for _ in range(len(self._waiting)):
             answered = self._waiting.popleft()
             self._bytes_taken += answered.inputs.nbytes
-            by_model.setdefault(answered.bundle.version, []).append(answered)
+            by_model.setdefault(watched_key(answered.bundle, answered.execution.variant), []).append(answered)
         return [self._together(group) for group in by_model.values()]
 
     def _together(self, group: list[Answered]) -> _Rows:
-        model = self._model(group[0].bundle)
+        model = self._model(group[0].bundle, group[0].execution.variant)
         name = model.manifest.output_name
         outputs = np.array([row for one in group for row in one.outputs[name]], np.float32)
         scores = np.array([score for one in group for score in one.outputs[SCORE_NAME]], np.float32)
         return _Rows(model, group, outputs.reshape(len(scores), -1), scores)
 
-    def _model(self, bundle: LoadedBundle) -> WatchedModel:
-        model = self._models.get(bundle.version)
+    def _model(self, bundle: LoadedBundle, variant: str) -> WatchedModel:
+        key = watched_key(bundle, variant)
+        model = self._models.get(key)
         if model is None:
-            model = self._models[bundle.version] = WatchedModel(bundle)
-            self._attempt("reference", model.read_reference)  # once: what cannot be read then is not watched for drift
+            model = self._models[key] = WatchedModel(bundle, variant)
+            self._attempt("reference", model.read_reference)
         return model
 
     def _count(self, rows: _Rows) -> None:
@@ -214,53 +218,56 @@ class Watcher:
             self._metrics.missing_cells(missing)
 
     def _look(self, rows: _Rows) -> None:
-        """Features of as many rows as there is time for, into this worker's part of the window."""
+        """Features of the rows, in random order as long as there is time for it, into this worker's part of the window."""
         if rows.model.reference is None:
             return
-        num_rows = len(rows.scores)
-        affordable = self._features_allowance.affordable(num_rows)
-        if affordable < num_rows:
-            self._metrics.rows("thinned", num_rows - affordable)
-        if not affordable:
-            return
-        chosen = np.sort(self._random.permutation(num_rows)[:affordable]) if affordable < num_rows else np.arange(num_rows)
-        places = [(one, item) for one in rows.answered for item in range(len(one.inputs))]
-        row_bytes = max(1, rows.answered[0].inputs.nbytes // len(rows.answered[0].inputs))
+        order = self._random.permutation(len(rows.scores))
+        ends = np.cumsum([len(one.inputs) for one in rows.answered])
+        row_bytes = max(1, rows.answered[0].inputs[0].nbytes)
         size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes))
-        for begin in range(0, len(chosen), size):
-            chunk = chosen[begin : begin + size]
-            with self._features_allowance.spending(len(chunk)):
-                inputs = np.stack([places[place][0].inputs[places[place][1]] for place in chunk])
-                features = rows.model.features(inputs, rows.outputs[chunk], rows.scores[chunk])
-                window = self._part.windows.setdefault(rows.model.version, rows.model.window())
-                window.add(features)
-            self._metrics.rows("watched", len(chunk))
-            if window.num_rows >= self._part_rows and "merging" not in self._failing:
+        for begin in range(0, len(order), size):
+            if not self._features_allowance.is_left():
+                self._metrics.rows("thinned", len(order) - begin)
+                return
+            with self._features_allowance.spending():
+                num_rows = self._add(rows, order[begin : begin + size], ends)
+            if num_rows >= self._part_rows and "merging" not in self._failing:
                 self._attempt("merging", self._merge)
 
+    def _add(self, rows: _Rows, chosen: NDArray[np.intp], ends: NDArray[np.intp]) -> int:
+        """Count these rows in this worker's part of the window, which then has so many; `ends` are where the requests' rows end."""
+        requests = np.searchsorted(ends, chosen, side="right")
+        inputs = np.stack([rows.answered[request].inputs[row - ends[request]] for request, row in zip(requests, chosen, strict=True)])
+        features = rows.model.features(inputs, rows.outputs[chosen], rows.scores[chosen])
+        window = self._part.windows.get(rows.model.key) or rows.model.window()
+        window.add(features)
+        self._part.windows[rows.model.key] = window
+        self._metrics.rows("watched", len(chosen))
+        return window.num_rows
+
     def _record(self, rows: _Rows) -> None:
-        """Predictions to remember, as many as there is time for."""
-        affordable = self._records_allowance.affordable(len(rows.scores))
-        room = min(affordable, MAX_REMEMBERED - len(self._part.predictions))
+        """Predictions to remember, of requests in random order as long as there is time for it."""
         now, version = time.time(), rows.model.version
-        with self._records_allowance.spending(max(1, room)):
-            for one in rows.answered:
-                if room < len(one.answers):
-                    break
-                room -= len(one.answers)
-                self._part.predictions += [
-                    Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
-                    for item, answer in enumerate(one.answers)
-                ]
+        order = self._random.permutation(len(rows.answered))
+        for begin in range(0, len(order), _CHUNK_REQUESTS):
+            if not self._records_allowance.is_left() or len(self._part.predictions) >= MAX_REMEMBERED:
+                return
+            with self._records_allowance.spending():
+                for place in order[begin : begin + _CHUNK_REQUESTS]:
+                    one = rows.answered[place]
+                    self._part.predictions += [
+                        Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
+                        for item, answer in enumerate(one.answers)
+                    ]
 
     def _merge(self) -> None:
         """Hand this worker's part to the database; what was handed over without an end that was seen goes first, under its own number."""
-        models = {version: model for version, model in self._models.items() if model.reference is not None}
+        models = {key: model for key, model in self._models.items() if model.reference is not None}
         while self._frozen is not None or not self._part.is_empty or models:
             part = self._frozen or self._part
             if self._frozen is None:
                 self._frozen, self._part = self._part, Part(self._part.sequence + 1)
-            with self._records_allowance.spending(max(1, len(part.predictions))):
+            with self._records_allowance.spending():
                 merged = self._store.merge(part, models)
             self._frozen = None
             self._metrics.feedback("joined", merged.num_joined)
@@ -286,8 +293,11 @@ class Watcher:
     def _tidy(self) -> None:
         self._metrics.feedback("unknown_request", self._store.tidy())
         if self._frozen is None and self._part.is_empty:  # a model that answers again is read again
-            for version in list(self._models)[:-_MAX_MODELS]:
-                del self._models[version]
+            for key in list(self._models)[:-_MAX_MODELS]:
+                del self._models[key]
+        for model in self._models.values():
+            if model.lacks_reference:
+                self._attempt("reference", model.read_reference)
 
     def _propose(self) -> None:
         for window, model, opened, closed, num_rows, judgement in self._store.proposals_due():
@@ -298,9 +308,10 @@ class Watcher:
 
     def _measure(self) -> None:
         """True quality anew, where truths came since it was measured last; by whichever worker is first."""
-        bundle = self._current()
-        if bundle is None:
+        served = self._current()
+        if served is None:
             return
+        bundle = served.bundle
         _, latest = self._store.quality(bundle.version)
         if latest is not None:
             measured = measure_joined(bundle.manifest, self._store.joined(bundle.version, NUM_JUDGED))
@@ -308,23 +319,23 @@ class Watcher:
 
     def _refresh(self) -> None:
         """The gauges and the status, from what all workers share."""
-        bundle = self._current()
-        if bundle is None:
+        served = self._current()
+        if served is None:
             return
-        history, quality = self._store.history(bundle.version), self._store.quality(bundle.version)[0]
+        model = self._model(served.bundle, served.selection.actual.variant)
+        history, quality = self._store.history(model.key), self._store.quality(model.version)[0]
         self._metrics.figures = _figures(history, quality)
         self._status = {
-            "drift": self._describe_drift(bundle, history),
-            "feedback": _describe_feedback(bundle, history, quality),
+            "drift": self._describe_drift(model, history),
+            "feedback": _describe_feedback(model, history, quality),
         }
 
-    def _describe_drift(self, bundle: LoadedBundle, history: list[dict[str, Any]]) -> dict[str, Any]:
-        model = self._model(bundle)
-        opened = self._store.open_rows(bundle.version)
+    def _describe_drift(self, model: WatchedModel, history: list[dict[str, Any]]) -> dict[str, Any]:
+        opened = self._store.open_rows(model.key)
         judged = [window for window in history if window["drifted"] is not None]
         return {
-            "state": "watching" if model.reference is not None else "the bundle has no reference for drift",
-            "model_version": bundle.version,
+            "state": _state(model),
+            "model_version": model.version,
             "alarm": bool(judged[0]["drifted"]) if judged else None,
             "open_window": {"since": opened[0], "rows": opened[1]} if opened else None,
             "window_rows": self._limits.window_rows,
@@ -334,7 +345,7 @@ class Watcher:
         }
 
 
-def open_watcher(settings: Settings, metrics: WatchingMetrics, current: Callable[[], LoadedBundle | None]) -> Watcher | None:
+def open_watcher(settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> Watcher | None:
     """The watcher that the settings ask for; None where nothing is watched, or the service only answers the verify stage."""
     return Watcher(settings, metrics, current) if settings.watch and not settings.accept_draft else None
 
@@ -372,11 +383,17 @@ def _brief(window: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _describe_feedback(bundle: LoadedBundle, history: list[dict[str, Any]], quality: dict[str, Any] | None) -> dict[str, Any]:
+def _state(model: WatchedModel) -> str:
+    if model.lacks_reference:
+        return "the reference for drift could not be read; it is tried again every minute"
+    return "watching" if model.reference is not None else "the bundle has no reference for drift"
+
+
+def _describe_feedback(model: WatchedModel, history: list[dict[str, Any]], quality: dict[str, Any] | None) -> dict[str, Any]:
     judged = [window for window in history if window["drifted"] is not None]
     return {
         "state": "measured" if quality else "no truths yet",
-        "model_version": bundle.version,
+        "model_version": model.version,
         "of_the_last": NUM_JUDGED,
         "metrics": quality or {},
         "estimate": judged[0]["judgement"]["estimate"] if judged else None,

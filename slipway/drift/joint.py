@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slipway.contract import Contract
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.laws import quadratic_form_tail, quadratic_form_threshold
-from slipway.drift.statistics import Tested
+from slipway.drift.statistics import Comparison
 
 Bins = NDArray[np.intp]
 Sums = NDArray[np.int64]
@@ -36,12 +36,12 @@ class JointReference(Contract):
     eigenvalues: list[float]  # of the random features' covariance: the law's weights, above 0
     rows: int
 
-    def test(self, mean: NDArray[np.float64], num_rows: int, level: float) -> Tested:
+    def test(self, mean: NDArray[np.float64], num_rows: int, level: float) -> Comparison:
         """The squared distance of a window's `mean` from the reference's, by the law of the reference's own covariance."""
-        scale = 1 / num_rows + 1 / self.rows
+        scale, weights = 1 / num_rows + 1 / self.rows, self.eigenvalues
         value = np.asarray(np.square(mean - np.array(self.mean)).sum())
-        threshold = np.asarray(quadratic_form_threshold(level, tuple(self.eigenvalues)) * scale)
-        return Tested("mmd", value, threshold, lambda: np.asarray(quadratic_form_tail(float(value) / scale, np.array(self.eigenvalues))))
+        threshold = np.asarray(quadratic_form_threshold(level, tuple(weights)) * scale)
+        return Comparison("mmd", value, threshold, lambda: np.asarray(quadratic_form_tail(float(value) / scale, np.array(weights))))
 
     @property
     def _draws(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -15,7 +15,7 @@ from slipway.contract import Contract
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.histogram import merge_rare
 from slipway.drift.reference import Reference
-from slipway.drift.statistics import Statistic, Tested, kolmogorov_smirnov, mann_whitney, psi
+from slipway.drift.statistics import Comparison, Statistic, kolmogorov_smirnov, mann_whitney, psi
 from slipway.drift.window import Window
 
 Counts = NDArray[np.int64]
@@ -109,7 +109,7 @@ def _comparable(counts: Counts, feature: FeatureReference) -> tuple[Counts, Coun
     return merge_rare(np.roll(counts, 1), np.roll(own, 1), LEAST_EXPECTED, ordered=True)  # missing ones first, where they are on their own
 
 
-def _verdict_on(name: str, tested: list[Tested]) -> FeatureVerdict:
+def _verdict_on(name: str, tested: list[Comparison]) -> FeatureVerdict:
     strongest = max(tested, key=lambda one: _strength(one.statistic, float(one.values), float(one.thresholds)))
     value, threshold = float(strongest.values), float(strongest.thresholds)
     return FeatureVerdict(

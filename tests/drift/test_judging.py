@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from slipway.drift.judging import JOINT, MIN_ROWS, Budget, judge, judge_at
 from slipway.drift.reference import Reference, ReferenceRows
-from slipway.drift.statistics import Tested, kolmogorov_smirnov, mann_whitney, psi
+from slipway.drift.statistics import Comparison, kolmogorov_smirnov, mann_whitney, psi
 from slipway.drift.window import Window
 from tests.drift.populations import ORDINARY, Population, features_of_rows, reference_of, window_of
 
-Law = Callable[[NDArray[np.int64], NDArray[np.int64], float], Tested]
+Law = Callable[[NDArray[np.int64], NDArray[np.int64], float], Comparison]
 LARGE = reference_of(ORDINARY.draw(np.random.default_rng(1), 5000))
 WINDOW_ROWS = 1000
 
@@ -84,7 +84,7 @@ def test_the_feature_that_drifted_comes_first() -> None:
     assert (first.name, first.drifted, first.value < 0) == ("column x0", True, True)
     assert first.p_value < verdict.level
     assert first.strength > 1 > verdict.features[-1].strength
-    assert [feature.name for feature in verdict.features if feature.drifted] == ["column x0"]
+    assert {feature.name for feature in verdict.features if feature.drifted} <= {"column x0", JOINT}
     assert {feature.name for feature in verdict.features} == {*LARGE.names, JOINT}
 
 

@@ -66,9 +66,10 @@ def test_a_file_of_another_form_is_refused(change: dict[str, object]) -> None:
 
 def test_each_variant_is_compared_with_its_own_answers() -> None:
     other = Population(overconfidence=-0.1).draw(np.random.default_rng(3), 800)
-    inputs = describe_inputs(CONTRACT, [ROWS.inputs])
+    inputs = describe_inputs(CONTRACT, ROWS.inputs)
     answers = {
-        name: describe_answers(OUTPUT, CALIBRATION, answers_of(rows), rows.targets) for name, rows in (("fp32", ROWS), ("int8", other))
+        name: describe_answers(OUTPUT, CALIBRATION, answers_of(rows), rows.targets, inputs, ROWS.inputs)
+        for name, rows in (("fp32", ROWS), ("int8", other))
     }
     both = parse_references(references_bytes(inputs, answers))
     assert both.of("fp32").fingerprint != both.of("int8").fingerprint
@@ -79,7 +80,7 @@ def test_each_variant_is_compared_with_its_own_answers() -> None:
 
 def test_training_rows_make_the_reference_of_the_input_larger() -> None:
     train = ORDINARY.draw(np.random.default_rng(4), 3000).inputs
-    found = describe_inputs(CONTRACT, [ROWS.inputs], [train[:2000], train[2000:]])
+    found = describe_inputs(CONTRACT, ROWS.inputs, [train[:2000], train[2000:]])
     assert found.rows == 3800
     assert all(sum(feature.counts) == 3800 for feature in found.features)
     assert found.joint is not None
@@ -88,11 +89,11 @@ def test_training_rows_make_the_reference_of_the_input_larger() -> None:
 
 def test_training_rows_that_are_of_another_kind_do_not_count() -> None:
     train = Population(shift=0.5).draw(np.random.default_rng(4), 3000).inputs
-    assert describe_inputs(CONTRACT, [ROWS.inputs], [train]) == describe_inputs(CONTRACT, [ROWS.inputs])
+    assert describe_inputs(CONTRACT, ROWS.inputs, [train]) == describe_inputs(CONTRACT, ROWS.inputs)
 
 
 def test_the_rows_that_are_expected_outside_the_range_are_counted() -> None:
-    inputs = describe_inputs(CONTRACT, [ROWS.inputs])
+    inputs = describe_inputs(CONTRACT, ROWS.inputs)
     extremes = {int(place) for column in ROWS.inputs.T for place in (column.argmin(), column.argmax())}
     assert inputs.outside == len(extremes)
 

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +40,11 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def scraped(server: Server) -> set[str]:
-    """The metrics that the service really has, and those of GPUs."""
-    text = httpx.get(server.url + "/metrics").text
+    """The metrics that the service really has once it has answered, and those of GPUs."""
+    httpx.post(server.url + "/predict", content=picture(), headers=PNG)
+    ended = time.monotonic() + 30  # what is watched beside the request path is counted some seconds later
+    while "slipway_classes_total{" not in (text := httpx.get(server.url + "/metrics").text) and time.monotonic() < ended:
+        time.sleep(0.2)
     return set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE)) | set(GAUGES)
 
 

@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -49,7 +49,7 @@ def http_request(
     headers: Iterable[tuple[str, str]] = (),
 ) -> bytes:
     """A whole request, for a connection that is kept open."""
-    lines = [f"{method} {path} HTTP/1.1", "host: service", *(f"{name}: {value}" for name, value in headers)]
+    lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers)]
     if body or method == "POST":
         lines += [f"content-type: {content_type}", f"content-length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -69,12 +69,13 @@ class _Caller(asyncio.Protocol):
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, dict[bytes, bytes], bytes]]:
         self._answer = asyncio.get_running_loop().create_future()
+        self._has_body = not request.startswith(b"HEAD ")
         self._transport.write(request)
         return self._answer
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        if self._head is None:
+        while self._head is None or self._head[0] < 200:  # 100 Continue comes before the answer
             head, separator, _ = self._received.partition(b"\r\n\r\n")
             if not separator:
                 return
@@ -83,7 +84,7 @@ class _Caller(asyncio.Protocol):
             pairs = (line.partition(b":")[::2] for line in lines)
             self._head = int(first.split()[1]), {name.lower(): value.strip() for name, value in pairs}
         status, headers = self._head
-        length = int(headers[b"content-length"])
+        length = int(headers[b"content-length"]) if self._has_body else 0
         if len(self._received) >= length:
             body, self._head = bytes(self._received[:length]), None
             del self._received[:length]
@@ -178,6 +179,12 @@ async def closed_loop(
     await asyncio.gather(*(call() for _ in range(num_callers)))
     callers.close()
     return callers.answers
+
+
+def ask_each(url: str, requests: Sequence[bytes], num_callers: int = 8) -> list[Answer]:
+    """The answers to `requests`, in their order; each is sent once."""
+    answers = run(closed_loop(url, lambda number: requests[number], num_callers, num_requests=len(requests), seconds=600))
+    return sorted(answers, key=lambda answer: answer.number)
 
 
 def run(main: Any) -> Any:

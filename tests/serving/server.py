@@ -71,11 +71,12 @@ def running(
     cwd: Path = ROOT,
     under: tuple[str, ...] = (),
     port: int | None = None,
+    host: str = "127.0.0.1",
     **settings: object,
 ) -> Iterator[Server]:
     """A started server; ended with SIGTERM, which has to be a clean end. `under` is a command that it is run by."""
     port, log = port or free_port(), folder / "service.log"
-    command = [*under, sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
+    command = [*under, sys.executable, "-m", "bentoml", "serve", target, "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=cwd, env=environment(folder, **settings), stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -126,7 +126,7 @@ def test_counting_takes_one_pass_over_whatever_is_sent(head: bytes, unit: bytes)
     assert time.process_time() - started < 0.5
 
 
-@pytest.mark.parametrize("unit", [*UNITS, b'"[,", 1,', b"x" * 700 + b"[]", b'"' + b"x" * 3000 + b'",'])
+@pytest.mark.parametrize("unit", [*UNITS, b'"a,b", 1,', b"x" * 700 + b"[]", b'"' + b"x" * 3000 + b'",'])
 @pytest.mark.parametrize("head", HEADS)
 def test_a_long_text_is_counted_as_a_short_one_is(head: bytes, unit: bytes) -> None:
     """A text of more than one block against the sum that the rule gives when its strings are taken out at once."""

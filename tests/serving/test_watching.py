@@ -42,7 +42,7 @@ PNG = {"content-type": "image/png"}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds, parts and gauges come at once, and nothing is thinned."""
-    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04)):
+    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04), ("TIDY_S", 0.1)):
         monkeypatch.setattr(watching, name, seconds)
     for name in ("FEATURES_SHARE", "RECORDS_SHARE"):
         monkeypatch.setattr(watching, name, 10.0)
@@ -245,7 +245,8 @@ def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered
     ("owner", "method", "part"),
     [
         (Watcher, "_gather", "collect"),
-        (WatchedModel, "features", "features"),
+        (WatchedModel, "read_reference", "features"),
+        (Watcher, "_add", "features"),
         (Store, "merge", "state"),
         (Watcher, "_measure", "quality"),
         (Watcher, "_propose", "proposal"),
@@ -255,6 +256,8 @@ def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered
 def test_whatever_raises_costs_no_request_is_counted_and_recovers(
     make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, part: str, error: Exception
 ) -> None:
+    part = "state" if isinstance(error, sqlite3.Error) else part
+
     def fail(*arguments: object) -> None:
         raise error
 
@@ -268,6 +271,7 @@ def test_whatever_raises_costs_no_request_is_counted_and_recovers(
         await send(client, pictures(6, 20))
         await until(lambda: metric(inference, "slipway_confidence_count") >= before + 20)
         await until(lambda: not status(inference)["faults"])
+        await send(client, pictures(7, 20))
 
     run(make_watched(), work)
     assert rows_in(make_watched().state) >= 20
@@ -326,8 +330,8 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     monkeypatch.setattr(watching, "FEATURES_SHARE", 1e-6)
     monkeypatch.setattr(watching, "_BURST_S", 1e-3)
     settings, registry = make_watched(), CollectorRegistry()
-    metrics, bundle = WatchingMetrics(registry), load_bundle(certified / "bundle")
-    one = Watcher(settings, metrics, lambda: bundle)
+    metrics = WatchingMetrics(registry)
+    one = Watcher(settings, metrics, lambda: None)
     for begin in range(0, 2000, 500):
         for number in range(begin, begin + 500):
             one.offer(replace(answered(certified, 0), request_id=f"id-{number}"))
@@ -339,20 +343,23 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     assert 'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()  # counting goes on
 
 
-def test_an_allowance_is_spent_and_comes_back_with_time() -> None:
+def test_an_allowance_is_spent_overdrawn_by_one_piece_and_comes_back_with_time() -> None:
     now, spent = [0.0], [0.0]
-    allowance = Allowance(0.01, 0.5, clock=lambda: now[0])
-    assert allowance.affordable(10_000) == 10_000  # what a row costs is not known yet
-    with allowance.spending(100, spent=lambda: spent[0]):
-        spent[0] += 0.1  # 1 ms for each row
-    assert allowance.affordable(10_000) == 400
-    with allowance.spending(400, spent=lambda: spent[0]):
-        spent[0] += 0.4
-    assert allowance.affordable(10_000) == 0
-    now[0] += 10
-    assert allowance.affordable(10_000) == 100
+    allowance = Allowance(0.01, 0.5, clock=lambda: now[0], spent=lambda: spent[0])
+    for _ in range(2):
+        assert allowance.is_left()
+        with allowance.spending():
+            spent[0] += 0.4
+    assert not allowance.is_left()
+    now[0] += 29  # 0.29 s of processor time, and 0.3 are owed
+    assert not allowance.is_left()
+    now[0] += 2
+    assert allowance.is_left()
     now[0] += 1e6
-    assert allowance.affordable(10_000) == 500  # and no more than the burst
+    with allowance.spending():
+        assert allowance.is_left()
+        spent[0] += 0.51  # no more than the burst was there
+    assert not allowance.is_left()
 
 
 def test_two_models_have_windows_of_their_own(certified: Path, make_watched: MakeSettings) -> None:

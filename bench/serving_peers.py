@@ -1,0 +1,111 @@
+"""The same prediction behind other servers, for bench/serving_speed.py: FastAPI, LitServe, and an ASGI application that does nothing.
+
+`python -m bench.serving_peers NAME PORT` runs one. It may run under a Python of its own that has fastapi, litserve, uvicorn, uvloop,
+httptools, onnxruntime and what `slipway.preprocess` imports. PEER_BUNDLE is the folder of the bundle, PEER_INPUT and PEER_OUTPUT name
+the graph's tensors. Each is as its own documentation has it: the decoder is ours, so that it is the frameworks that are compared.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.preprocess import ImageContract, array_from_bytes
+
+MAX_BATCH_SIZE = 32
+
+
+class Model:
+    """The graph of a bundle in ONNX Runtime, with the settings of `slipway.runtime`."""
+
+    def __init__(self) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        path = Path(os.environ["PEER_BUNDLE"]) / "model_fp32.onnx"
+        self.session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+        self.contract = ImageContract.model_validate_json(os.environ["PEER_CONTRACT"])
+
+    def decode(self, payload: bytes) -> NDArray[np.uint8]:
+        return array_from_bytes(payload, self.contract)
+
+    def run(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        outputs: NDArray[np.float32] = self.session.run([os.environ["PEER_OUTPUT"]], {os.environ["PEER_INPUT"]: batch})[0]
+        return outputs
+
+    @staticmethod
+    def encode(output: NDArray[np.float32]) -> dict[str, Any]:
+        return {"label": int(output.argmax()), "probabilities": output.tolist()}
+
+
+async def empty(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the body and answers two bytes."""
+    if scope["type"] == "lifespan":
+        return
+    while (await receive()).get("more_body", False):
+        pass
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+def serve_empty(port: int) -> None:
+    """uvicorn with httptools and uvloop, without its access log."""
+    import uvicorn
+
+    uvicorn.run(empty, port=port, http="httptools", loop="uvloop", lifespan="off", access_log=False, log_level="warning")
+
+
+def serve_fastapi(port: int) -> None:
+    """One row at a time in FastAPI's pool of threads, uvicorn as above."""
+    import fastapi  # type: ignore[import-not-found]  # in a Python of its own
+    import uvicorn
+
+    application, model = fastapi.FastAPI(), Model()
+
+    @application.get("/readyz")  # type: ignore[untyped-decorator]  # as above
+    def ready() -> dict[str, str]:
+        return {}
+
+    # Without annotations of fastapi's in this module's scope, which is imported without it as well.
+    def predict(image):  # type: ignore[no-untyped-def]
+        return model.encode(model.run(model.decode(image.file.read())[np.newaxis])[0])
+
+    predict.__annotations__["image"] = fastapi.UploadFile
+    application.post("/predict")(predict)
+    uvicorn.run(application, port=port, http="httptools", loop="uvloop", access_log=False, log_level="warning")
+
+
+def serve_litserve(port: int) -> None:
+    """Batches of at most 32, waited for 5 ms; one worker."""
+    import litserve  # type: ignore[import-not-found]  # in a Python of its own
+
+    class Api(litserve.LitAPI):  # type: ignore[misc]  # the package is not installed here
+        def setup(self, device: str) -> None:
+            self.model = Model()
+
+        def decode_request(self, request: Any) -> NDArray[np.uint8]:
+            return self.model.decode(request["image"].file.read())
+
+        def batch(self, inputs: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+            return np.stack(inputs)
+
+        def predict(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+            return self.model.run(batch)
+
+        def unbatch(self, output: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+            return list(output)
+
+        def encode_response(self, output: NDArray[np.float32]) -> dict[str, Any]:
+            return self.model.encode(output)
+
+    api = Api(max_batch_size=MAX_BATCH_SIZE, batch_timeout=0.005)
+    litserve.LitServer(api, accelerator="cpu").run(port=port, generate_client_file=False, log_level="warning", num_api_servers=1)
+
+
+if __name__ == "__main__":
+    {"empty": serve_empty, "fastapi": serve_fastapi, "litserve": serve_litserve}[sys.argv[1]](int(sys.argv[2]))

@@ -1,0 +1,289 @@
+"""How near is the service to the bare runtime, and how far ahead of other servers?
+
+`SLIPWAY_PEERS=VENV/bin/python python -m bench.serving_speed [small|large]...` starts them all on loopback, asks them in turns over 32
+connections and over one, and prints and writes one table for each model. SLIPWAY_PEERS is a Python that has litserve and fastapi
+(bench/serving_peers.py); without it the table says that they were not there. The client shares the cores with the services.
+"""
+
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import uvloop
+from PIL import Image
+
+from bench.conditions import conditions
+from bench.serving_models import write_large, write_small
+from bench.serving_overhead import Measured, http_request, one_round
+from slipway import files
+from slipway.bundle import LoadedBundle
+from slipway.preprocess import ImageContract
+from slipway.runtime import OnnxRunner, open_onnx
+from tests.serving.server import environment, free_port
+
+RESULT = Path("bench/results/serving_speed.md")
+NUM_CONNECTIONS = 32
+NUM_ROUNDS = int(os.environ.get("SLIPWAY_BENCH_ROUNDS", "7"))
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+WARM_UP_S = 1.0
+LONGEST_START_S = 60.0
+PEERS = os.environ.get("SLIPWAY_PEERS", "")
+PACKAGES = ("bentoml", "uvicorn", "uvloop", "httptools", "onnxruntime-gpu", "starlette", "pillow", "simplejpeg")
+PEER_PACKAGES = ("litserve", "fastapi", "starlette", "uvicorn", "onnxruntime")
+
+
+@dataclass
+class Case:
+    """One model and what it is asked about."""
+
+    title: str
+    write: Callable[[Path], LoadedBundle]
+    image: Callable[[], bytes]
+    media_type: str
+    round_seconds: float
+
+
+@dataclass
+class Served:
+    """One way of serving, over many connections and over one."""
+
+    name: str
+    many: Measured
+    one: Measured
+
+
+@dataclass
+class Bare:
+    """The runtime alone, in this process."""
+
+    runner: OnnxRunner
+    contract: ImageContract
+    rows_per_second: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in BATCH_SIZES})
+    one_row_ms: list[float] = field(default_factory=list)
+
+    def measure(self, seconds: float) -> None:
+        """One more round over all batch sizes."""
+        for size, found in self.rows_per_second.items():
+            batch = np.random.default_rng(size).integers(0, 256, (size, *self.contract.shape), dtype=np.uint8)
+            times = self._times(batch, seconds / len(BATCH_SIZES))
+            found.append(size * len(times) / sum(times))
+            if size == 1:
+                self.one_row_ms.append(statistics.median(times) * 1000)
+
+    def best(self) -> tuple[int, float]:
+        """The batch size with the highest median of rows a second, and that median."""
+        medians = {size: statistics.median(found) for size, found in self.rows_per_second.items()}
+        size = max(medians, key=lambda one: medians[one])
+        return size, medians[size]
+
+    def _times(self, batch: np.typing.NDArray[np.uint8], seconds: float) -> list[float]:
+        times: list[float] = []
+        while sum(times) < seconds or len(times) < 3:
+            started = time.perf_counter()
+            self.runner.run(batch)
+            times.append(time.perf_counter() - started)
+        return times
+
+
+def photograph() -> bytes:
+    """A JPEG of 224 px with the detail of a photograph: smooth noise, quality 90."""
+    coarse = Image.fromarray(np.random.default_rng(7).integers(0, 256, (56, 56, 3), dtype=np.uint8))
+    stream = io.BytesIO()
+    coarse.resize((224, 224), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
+def digit() -> bytes:
+    """A grey PNG of 28 px, a few strokes on black."""
+    pixels = np.zeros((28, 28), dtype=np.uint8)
+    pixels[4:24, 12:16], pixels[4:8, 8:20] = 200, 255
+    pixels[10:24, 12:16] += np.random.default_rng(7).integers(0, 50, (14, 4), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+CASES = {
+    "small": Case("A small CNN, PNGs of 28 px", write_small, digit, "image/png", 3.0),
+    "large": Case("resnet18, JPEGs of 224 px", write_large, photograph, "image/jpeg", 10.0),
+}
+
+
+@contextmanager
+def started(command: list[str], variables: dict[str, str], url: str, log: Path) -> Iterator[None]:
+    """A server that answers, with all of its processes in a session of their own, which is ended."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, start_new_session=True)
+    try:
+        deadline = time.monotonic() + LONGEST_START_S
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(command)} is not ready:\n{log.read_text()[-2000:]}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code < 500
+    except httpx.TransportError:
+        return False
+
+
+def form(field_name: str, image: bytes, media_type: str) -> bytes:
+    """A request with the image as a file."""
+    head = f'--b\r\nContent-Disposition: form-data; name="{field_name}"; filename="x"\r\nContent-Type: {media_type}\r\n\r\n'
+    return http_request("/predict", "multipart/form-data; boundary=b", head.encode() + image + b"\r\n--b--\r\n")
+
+
+def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStack) -> list[Served]:
+    """Every server that can be started here, with its request."""
+    image = case.image()
+    peer = {
+        "PEER_BUNDLE": str(bundle.root),
+        "PEER_CONTRACT": bundle.manifest.input.model_dump_json(),
+        "PEER_INPUT": bundle.manifest.input_name,
+        "PEER_OUTPUT": bundle.manifest.output_name,
+        "PYTHONPATH": str(Path.cwd()),
+    }
+
+    def start(name: str, command: list[str], request: bytes, ready: str = "/readyz", **settings: object) -> Served:
+        url = f"http://127.0.0.1:{free_port()}"
+        variables = environment(folder, **settings) | peer | {"BENTOML_HOME": str(folder / name.replace(" ", "_").replace("/", "_"))}
+        filled = [url.rpartition(":")[2] if part == "PORT" else part for part in command]
+        services.enter_context(started(filled, variables, url + ready, folder / "log"))
+        return Served(name, Measured(name, url, request), Measured(name, url, request))
+
+    bentoml = [sys.executable, "-m", "bentoml", "serve"]
+    body = http_request("/predict", case.media_type, image)
+    ours = [*bentoml, "serving.service:Slipway", "--port", "PORT"]
+    found = [
+        start("Slipway, one worker", ours, body),
+        start("Slipway, two workers", ours, body, workers=2),
+        start("an empty ASGI application", [sys.executable, "-m", "bench.serving_peers", "empty", "PORT"], body, "/"),
+        start(
+            "BentoML, a batchable API",
+            [*bentoml, "bench.batchable_service:Batchable", "--port", "PORT"],
+            form("images", image, case.media_type),
+        ),
+    ]
+    if PEERS:
+        for name, title, ready in (("litserve", "LitServe, batches", "/health"), ("fastapi", "FastAPI", "/readyz")):
+            found.append(start(title, [PEERS, "-m", "bench.serving_peers", name, "PORT"], form("image", image, case.media_type), ready))
+    return found
+
+
+def measure(measured: Measured, num_connections: int, seconds: float) -> None:
+    """One more round, after a moment that does not count."""
+    uvloop.run(one_round(measured, num_connections, WARM_UP_S))
+    latencies = uvloop.run(one_round(measured, num_connections, seconds))
+    measured.requests_per_second.append(len(latencies) / seconds)
+    percentiles = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [float("nan")] * 99
+    measured.p50_ms.append(percentiles[49] * 1000)
+    measured.p99_ms.append(percentiles[98] * 1000)
+
+
+def ratio(served: Served, other: list[float]) -> str:
+    """Of requests a second in the same round: median, lowest and highest."""
+    ratios = [mine / its for mine, its in zip(served.many.requests_per_second, other, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def table(all_served: list[Served], bare: Bare) -> str:
+    """One row for each way of serving."""
+    size, _ = bare.best()
+    best = bare.rows_per_second[size]
+    empty = next(served for served in all_served if "empty" in served.name).many.requests_per_second
+    lines = [
+        "| Served by | requests/s | of the bare runtime | of the empty application | p50 ms | p99 ms | one connection, p50 ms |",
+        "|---|---|---|---|---|---|---|",
+        f"| ONNX Runtime alone, batches of {size} | {_spread(best)} rows/s | 1 | | | | {statistics.median(bare.one_row_ms):.2f} |",
+    ]
+    for served in all_served:
+        p50, p99 = statistics.median(served.many.p50_ms), statistics.median(served.many.p99_ms)
+        one = statistics.median(served.one.p50_ms)
+        shares = f"{ratio(served, best)} | {ratio(served, empty)}"
+        lines.append(f"| {served.name} | {_spread(served.many.requests_per_second)} | {shares} | {p50:.2f} | {p99:.2f} | {one:.2f} |")
+    return "\n".join(lines)
+
+
+def _spread(rates: list[float]) -> str:
+    digits = 0 if statistics.median(rates) > 100 else 1
+    return f"{statistics.median(rates):,.{digits}f} ({min(rates):,.{digits}f} to {max(rates):,.{digits}f})"
+
+
+def told(all_served: list[Served], bare: Bare) -> str:
+    """The ratios that are aimed at."""
+    by_name = {served.name: served for served in all_served}
+    ours = by_name["Slipway, one worker"]
+    lines = []
+    for name, other in by_name.items():
+        if not name.startswith(("Slipway", "an empty")):
+            lines.append(f"* {ratio(ours, other.many.requests_per_second)} times {name}")
+    bare_ms, empty_ms = statistics.median(bare.one_row_ms), statistics.median(by_name["an empty ASGI application"].one.p50_ms)
+    extra = statistics.median(ours.one.p50_ms) - bare_ms - empty_ms
+    lines.append(f"* one connection: {extra:.2f} ms above the bare call ({bare_ms:.2f} ms) and the empty request ({empty_ms:.2f} ms)")
+    return "Slipway with one worker, each ratio of the same round:\n\n" + "\n".join(lines)
+
+
+def run_case(case: Case) -> str:
+    """All rounds of one model, and its table."""
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as services:
+        folder = Path(temporary)
+        bundle = case.write(folder)
+        taken = bundle.manifest.input
+        assert isinstance(taken, ImageContract)
+        bare = Bare(open_onnx(bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=0), taken)
+        all_served = start_all(case, folder, bundle, services)
+        for number in range(NUM_ROUNDS):
+            bare.measure(case.round_seconds)
+            for served in all_served:
+                measure(served.many, NUM_CONNECTIONS, case.round_seconds)
+                measure(served.one, 1, case.round_seconds / 2)
+            print(f"{case.title}: round {number + 1} of {NUM_ROUNDS}", flush=True)
+        return f"## {case.title}\n\n{table(all_served, bare)}\n\n{told(all_served, bare)}\n"
+
+
+def peer_versions() -> str:
+    """What the peers' Python has."""
+    if not PEERS:
+        return "LitServe and FastAPI were not there (SLIPWAY_PEERS names no Python that has them)."
+    code = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {PEER_PACKAGES!r}}}))"
+    found = json.loads(subprocess.run([PEERS, "-c", code], capture_output=True, check=True).stdout)
+    return "Peers: " + ", ".join(f"{name} {number}" for name, number in found.items()) + "."
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(CASES)
+    parts = [run_case(CASES[name]) for name in names]
+    note = (
+        f"Medians of {NUM_ROUNDS} rounds in which all take turns, lowest and highest in brackets; {NUM_CONNECTIONS} connections on "
+        "loopback, the client (uvloop) on the same cores, metrics and every guard on. The empty application is uvicorn with httptools and "
+        "uvloop, asked with the same bytes. Bodies are the image itself; peers take it in a form, as they ask for it."
+    )
+    text = "\n".join(["# Speed of the service\n", *parts, note, conditions(*PACKAGES), peer_versions(), ""])
+    print(text)
+    if names == list(CASES):
+        files.write_text(RESULT, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""One timer for the deadlines of all requests: each has the same time, so the first that began is the first to expire.
+
+`asyncio.timeout` arms and takes back a timer for each of them, which is 7 of the 90 µs that a small prediction takes.
+"""
+
+import asyncio
+from types import TracebackType
+
+
+class Deadlines:
+    """Gives each block of code `seconds`; what is still in it then is cancelled, and leaves it as TimeoutError."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._running: dict[Deadline, float] = {}  # in the order in which they end: event loop's seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def deadline(self) -> "Deadline":
+        """To be entered by the task whose time runs: `with deadlines.deadline():`."""
+        return Deadline(self)
+
+    def begin(self, deadline: "Deadline") -> None:
+        """Let its time run."""
+        loop = asyncio.get_running_loop()
+        self._running[deadline] = end = loop.time() + self.seconds
+        if self._timer is None:
+            self._timer = loop.call_at(end, self._expire)
+
+    def end(self, deadline: "Deadline") -> None:
+        """It was in time, or has expired before."""
+        self._running.pop(deadline, None)
+
+    def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer, now = None, loop.time()
+        for deadline, end in list(self._running.items()):
+            if end > now:
+                self._timer = loop.call_at(end, self._expire)
+                return
+            del self._running[deadline]
+            deadline.expire()
+
+
+class Deadline:
+    """Of one block of code."""
+
+    __slots__ = ("_all", "_is_expired", "_task")
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._all = deadlines
+        self._is_expired = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a deadline is a task's")
+        self._task = task
+        self._all.begin(self)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._all.end(self)
+        # Another that cancelled the task as well has to find it cancelled: then its requests are more than ours.
+        if self._is_expired and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def expire(self) -> None:
+        """The time is up."""
+        self._is_expired = True
+        self._task.cancel()
