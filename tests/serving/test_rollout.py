@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -538,6 +539,19 @@ def test_what_is_typed_is_what_is_proposed(
     assert json.loads(capsys.readouterr().out)["stable"] == load_bundle(bundle).version
 
 
+async def told(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> int:
+    """How many of these requests' truths were joined; they are told again until all of them are written down."""
+    truths = [{"request_id": one, "truth": LABELS[LABELS.index(label) - wrong]} for one, label in answers]
+    joined: set[str] = set()
+    for _ in range(100):
+        response = await client.post("/feedback", json={"feedback": truths}, headers={"content-type": "application/json"})
+        joined |= {truth["request_id"] for truth, heard in zip(truths, response.json()["feedback"], strict=True) if heard["joined"]}
+        if len(joined) == len(truths):
+            break
+        await asyncio.sleep(0.1)
+    return len(joined)
+
+
 @pytest.mark.usefixtures("unrehearsed")
 def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_settings: MakeSettings) -> None:
     bundle = write_candidate(certified / "new", scaled_classifier(2))
@@ -546,15 +560,21 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_set
     async def work(client: Any, inference: Inference) -> None:
         await propose(inference, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
         await settle(inference, lambda: inference.canary is not None and inference.canary.share > 0)
-        for _ in range(30):
-            inference.rollout.note_quality(versions[0], is_wrong=True)
-            inference.rollout.note_quality(versions[1], is_wrong=False)
+        asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
+        while len(asked[versions[1]]) < 20:
+            answer = (await client.post("/predict", content=PICTURES[0])).json()
+            asked[answer["model_version"]].append((answer["request_id"], answer["label"]))
+        assert len(asked[versions[0]]) > 40
+        last = (await client.post("/predict", content=PICTURES[0])).json()
+        await told(client, [(last["request_id"], last["label"])], wrong=False)  # all that was before is written down, too
+        inference.rollout.note_wrong("of a third model")
+        assert await told(client, asked[versions[0]][:40], wrong=True) == 40  # only the candidate's own errors bring it back
         await asyncio.sleep(1.5)
         assert inference.canary is not None
-        for _ in range(20):
-            inference.rollout.note_quality(versions[1], is_wrong=True)
+        assert await told(client, asked[versions[1]], wrong=True) == 20
         await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
-        assert last_event(inference)[1].startswith("by feedback its answers are wrong more often than the stable model's: 20 of")
+        assert last_event(inference)[1].startswith("by feedback its answers are wrong more often than the stable model's: ")
+        assert re.search(r": (1[0-9]|20) of \d+ of its requests, 40 of", last_event(inference)[1])
 
     run(make_settings(), work)
 
@@ -621,6 +641,24 @@ def test_a_service_does_not_start_on_another_model_than_was_rolled_out(make_sett
         assert (await client.get("/readyz")).status_code == 200
 
     run(settings, work)
+
+
+def test_what_dead_workers_said_is_forgotten(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+
+    async def nothing(client: Any, inference: Inference) -> None:
+        (own,) = (settings.state / "rollout.d").glob("*.json")
+        report = json.loads(own.read_bytes())
+        assert (report["process"], report["stopped"]) == (os.getpid(), False)
+
+    run(settings, nothing)
+    (own,) = (settings.state / "rollout.d").glob("*.json")
+    left = json.loads(own.read_bytes())
+    assert left["stopped"]
+    dead = own.with_name(f"{os.getpid()}-1.json")  # an earlier process of this number
+    dead.write_text(json.dumps(left | {"started": 1, "stopped": False}))
+    run(settings, nothing)
+    assert not dead.exists()
 
 
 def test_verify_is_not_led_astray_by_what_is_rolled_out(make_settings: MakeSettings) -> None:
