@@ -62,7 +62,8 @@ def test_every_route_is_described_in_words_and_nothing_else_is(make_settings: Ma
         assert described == {
             (path.replace("/*", "/{below}"), method.lower())
             for path, route in all_routes(inference).items()
-            for method in (("GET",) if route.methods == READING else route.methods)
+            for method in route.methods
+            if method != "HEAD"
         }
         assert undescribed(document) == []
 
