@@ -74,8 +74,7 @@ class WatchingMetrics(Collector):
 
     def confidences(self, values: Sequence[float]) -> None:
         """Note the probabilities of predicted classes; one thread alone may call it."""
-        for value in values:
-            self._confidence.observe(value)
+        self._confidence.observe_all(values)
         self._confidence.flush()
 
     def outliers(self, num_rows: int) -> None:
