@@ -258,8 +258,8 @@ class Watcher:
             part = self._frozen or self._part
             if self._frozen is None:
                 self._frozen, self._part = self._part, Part(self._part.sequence + 1)
-            with self._records_allowance.spending():
-                merged = self._store.merge(part, models)
+            merged = self._store.merge(part, models)
+            self._records_allowance.take(merged.remembering_s)
             self._frozen = None
             self._metrics.feedback("joined", merged.num_joined)
             self._metrics.feedback("invalid", merged.num_ambiguous)
@@ -323,15 +323,14 @@ class Watcher:
 
     def _describe_drift(self, model: WatchedModel, history: list[dict[str, Any]]) -> dict[str, Any]:
         opened = self._store.open_rows(model.key)
-        judged = [window for window in history if window["drifted"] is not None]
+        judged = _judged(history)
         return {
             "state": _state(model),
             "model_version": model.version,
-            "alarm": bool(judged[0]["drifted"]) if judged else None,
             "open_window": {"since": opened[0], "rows": opened[1]} if opened else None,
             "window_rows": self._limits.window_rows,
             "window_minutes": self._settings.window_minutes,
-            "last": judged[0] if judged else None,
+            **_describe_last(judged[0] if judged else None),
             "windows": [_brief(window) for window in judged],
         }
 
@@ -346,11 +345,16 @@ def limits_of(settings: Settings) -> Limits:
     return Limits(settings.window_rows, settings.window_minutes * 60, settings.feedback_rows, settings.feedback_days * 86400)
 
 
+def _judged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [window for window in history if window["drifted"] is not None]
+
+
 def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> Figures:
     known = {name: metric["value"] for name, metric in (quality or {}).items()}
-    judged = [window for window in history if window["drifted"] is not None]
+    num_joined = next((metric["rows"] for metric in (quality or {}).values()), 0)
+    judged = _judged(history)
     if not judged:
-        return Figures(quality=known)
+        return Figures(quality=known, num_joined=num_joined)
     judgement = judged[0]["judgement"]
     estimate = judgement["estimate"]
     is_valid = bool(estimate["valid"])
@@ -360,7 +364,23 @@ def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> F
         estimate=(estimate["value"], estimate["low"], estimate["high"]) if is_valid else None,
         is_estimate_valid=is_valid,
         quality=known,
+        num_joined=num_joined,
     )
+
+
+def _describe_last(window: dict[str, Any] | None) -> dict[str, Any]:
+    """The last window that was judged."""
+    if window is None:
+        return {"verdict": None, "features": [], "estimate": None}
+    features = window["judgement"]["features"]
+    return {
+        "verdict": "drifted" if window["drifted"] else "clean",
+        "opened": window["opened"],
+        "closed": window["closed"],
+        "rows": window["rows"],
+        "features": [one | {"test": one["statistic"], "statistic": abs(one["value"])} for one in features],  # of `test`
+        "estimate": window["judgement"]["estimate"],
+    }
 
 
 def _brief(window: dict[str, Any]) -> dict[str, Any]:
@@ -381,11 +401,12 @@ def _state(model: WatchedModel) -> str:
 
 
 def _describe_feedback(model: WatchedModel, history: list[dict[str, Any]], quality: dict[str, Any] | None) -> dict[str, Any]:
-    judged = [window for window in history if window["drifted"] is not None]
+    judged = _judged(history)
     return {
         "state": "measured" if quality else "no truths yet",
         "model_version": model.version,
+        "joined": next((metric["rows"] for metric in (quality or {}).values()), 0),
         "of_the_last": NUM_JUDGED,
-        "metrics": quality or {},
+        "quality": quality or {},
         "estimate": judged[0]["judgement"]["estimate"] if judged else None,
     }
