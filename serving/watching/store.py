@@ -95,6 +95,7 @@ class Merged:
     closed: list[Closed] = field(default_factory=list)
     num_joined: int = 0  # truths that waited for these predictions
     num_ambiguous: int = 0  # truths that name no item, for requests that had several
+    remembering_s: float = 0.0  # processor time that the predictions took
     errors: list[Exception] = field(default_factory=list)  # of judging: the window is closed nevertheless
 
 
@@ -139,7 +140,9 @@ class Store:
                 for version, window in part.windows.items():
                     if window.num_rows:
                         _add(connection, version, window, models[version], now, merged)
+                begun = time.thread_time()
                 _remember(connection, part.predictions)
+                merged.remembering_s = time.thread_time() - begun
                 merged.num_ambiguous, merged.num_joined = _join_waiting(connection)
                 connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", (self._worker, part.sequence, now))
             for version, model in models.items():
