@@ -28,7 +28,6 @@ from serving.operator_port import OperatorPort
 from serving.packing import bento_labels
 from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
-from serving.supervising import supervise
 from slipway.errors import SlipwayError
 from slipway.freed_memory import keep_little_freed_memory
 
@@ -99,6 +98,8 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
+        from serving.supervising import supervise  # the process manager, which no worker needs
+
         supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
         context = click.get_current_context(silent=True)

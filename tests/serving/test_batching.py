@@ -228,3 +228,17 @@ def test_padding_goes_up_to_a_power_of_two_or_the_largest_batch_and_changes_no_a
     assert (outputs == batch * 2).all()
     assert (scores == batch[:, 0]).all()
     assert sizes == [size]
+
+
+def test_the_newest_that_wait_can_be_sent_out_of_the_queue_again() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        batcher = MicroBatcher(recorder.run, 2)
+        submissions = [batcher.submit(np.full((2, 1), number)) for number in range(5)]
+        await asyncio.sleep(0)  # the first is with the model
+        batcher.shed(3, lambda: OverflowError("sent out"))
+        done = await asyncio.gather(*(submission.answer for submission in submissions), return_exceptions=True)
+        assert [isinstance(one, OverflowError) for one in done] == [False, False, True, True, True]
+        await batcher.close()
+
+    run(work())

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 IMAGE = http_request(body=picture())
 NUM_CALLERS = 8
 BACK_S = 5.0  # usually
+UNWRITTEN_S = 0.3  # counts are written twenty times a second, later on a machine that does much else
 LATE_S = 20.0  # on a machine that does much else
 
 
@@ -85,9 +86,11 @@ def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(
             assert len(lost) <= NUM_CALLERS
             assert all(answer.due < began + 0.1 for answer in lost)  # all of them were asked before, or as it died
         assert statistics.median(killed.back) < BACK_S
-        # What a dead worker counted stays: nothing that was answered is forgotten, and nothing is counted that was not asked.
+        # What a dead worker counted stays, but for what it had not written yet; and nothing is counted that was not asked.
+        time.sleep(0.5)
         counted = metric(server, 'slipway_requests_total{code="200",route="/predict"}')
-        assert seen[200] <= counted <= seen[200] + seen[REFUSED]
+        in_its_last_moments = sum(any(kill - UNWRITTEN_S < answer.due <= kill for kill in killed.kills) for answer in answers)
+        assert seen[200] - in_its_last_moments <= counted <= seen[200] + seen[REFUSED]
         assert metric(server, "slipway_ready") == 2
     assert not any(Path(f"/proc/{worker}").exists() for worker in killed.pids)
     url = httpx.URL(server.url)
