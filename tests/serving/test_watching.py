@@ -31,7 +31,7 @@ from serving.watching.models import WatchedModel
 from serving.watching.store import Store
 from serving.watching.watcher import Watcher
 from slipway.bundle import LoadedBundle, load_bundle
-from slipway.drift.reference import Reference
+from slipway.drift.reference import Reference, read_reference
 from slipway.errors import BundleError
 from slipway.watched import DATABASE
 from tests.serving.bundles import certify, picture, table_row
@@ -282,7 +282,7 @@ def test_whatever_raises_costs_no_request_is_counted_and_recovers(
 def test_a_reference_that_cannot_be_read_costs_no_request_and_is_tried_again(
     make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = watched_models.read_reference
+    read = read_reference
     fails = [True]
 
     def sometimes(bundle: LoadedBundle, variant: str) -> Reference | None:
@@ -296,7 +296,7 @@ def test_a_reference_that_cannot_be_read_costs_no_request_and_is_tried_again(
         await send(client, pictures(5, 20))
         await until(lambda: errors(inference, "features") > 0)
         await until(lambda: "tried again" in status(inference)["state"])
-        assert metric(inference, "slipway_confidence_count") == 20  # what needs no reference is counted
+        await until(lambda: metric(inference, "slipway_confidence_count") == 20)  # what needs no reference is counted
         fails.clear()
         await until(lambda: status(inference)["state"] == "watching")
         await send(client, pictures(6, 20))
