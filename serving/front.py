@@ -13,22 +13,18 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
 from serving.gate import Gate
 from serving.inference import Inference
 from serving.reading import Headers
 from serving.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
-from serving.routes import Access, Request, Route, find_route
+from serving.routes import Request, Route, find_route
 
 logger = logging.getLogger("bentoml.slipway")
 
 Port = Literal["only", "main", "operators"]
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_ANSWERED_AT: dict[Port, tuple[Access, ...]] = {
-    "only": ("open", "caller", "operator"),
-    "main": ("open", "caller"),
-    "operators": ("open", "operator"),
-}
 
 
 class Front:
@@ -39,7 +35,7 @@ class Front:
         self._inference = inference
         self._gate = gate or Gate(inference.settings, inference.monitoring)
         port = port or ("main" if inference.settings.admin_port else "only")
-        self._routes = {path: route for path, route in all_routes(inference).items() if route.access in _ANSWERED_AT[port]}
+        self._routes = {path: route for path, route in all_routes(inference).items() if _is_answered_at(port, path, route)}
 
     def for_operators(self) -> "Front":
         """The same for the port of operators: one gate counts for both."""
@@ -105,6 +101,12 @@ class Front:
             await send(message)
 
         return guarded_send
+
+
+def _is_answered_at(port: Port, path: str, route: Route) -> bool:
+    if port == "operators":
+        return route.access == "operator" or path in PROBES
+    return port == "only" or route.access != "operator"
 
 
 class _Expectation:

@@ -10,7 +10,7 @@ from typing import Any
 
 from serving.responses import ERRORS
 from serving.routes import READING, Operation, Route, Routes
-from serving.schemas import ERROR
+from serving.schemas import ERROR, PROTOCOL_ERROR
 from slipway.bundle import Bundle
 
 VERSION = "3.0.3"
@@ -23,7 +23,7 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-_ACCESS = {"open": "For anybody.", "caller": "For callers.", "operator": "For operators."}
+ACCESS = {"open": "For anybody.", "caller": "For callers.", "operator": "For operators."}
 
 
 def openapi(routes: Routes, bundle: Bundle | None, model_version: str | None, has_keys: bool) -> dict[str, Any]:
@@ -33,11 +33,17 @@ def openapi(routes: Routes, bundle: Bundle | None, model_version: str | None, ha
         "info": {
             "title": "slipway",
             "version": model_version or "no model",
-            "description": "Errors have one shape, and a code that docs/serving.md lists.",
+            "description": f"{_about(routes, bundle)} Errors have one shape, and a code that docs/serving.md lists.",
         },
         "paths": dict(_path(path, route, bundle, has_keys) for path, route in sorted(routes.items())),
-        "components": {"schemas": {"Error": ERROR}, "securitySchemes": _SCHEMES},
+        "components": {"schemas": {"Error": ERROR, "ProtocolError": PROTOCOL_ERROR}, "securitySchemes": _SCHEMES},
     }
+
+
+def _about(routes: Routes, bundle: Bundle | None) -> str:
+    """What most callers come for."""
+    predict = routes.get("/predict")
+    return predict.describe(bundle).summary if predict and predict.describe else ""
 
 
 def _path(path: str, route: Route, bundle: Bundle | None, has_keys: bool) -> tuple[str, dict[str, Any]]:
@@ -47,7 +53,7 @@ def _path(path: str, route: Route, bundle: Bundle | None, has_keys: bool) -> tup
         path = path.replace("/*", "/{below}")
         item["parameters"] = [{"name": "below", "in": "path", "required": True, "schema": {"type": "string"}}]
     for method in route.methods:
-        if method != "HEAD" or route.methods != READING:
+        if method != "HEAD":  # goes without saying beside GET
             item[method.lower()] = _operation(method, path, route, operation, has_keys)
     return path, item
 
@@ -57,13 +63,13 @@ def _operation(method: str, path: str, route: Route, operation: Operation, has_k
     described: dict[str, Any] = {
         "operationId": "_".join([method.lower(), *filter(None, path.translate(_PLAIN).split("/"))]),
         "summary": operation.summary,
-        "description": _ACCESS[route.access],
+        "description": ACCESS[route.access],
         "security": [{name: []} for name in _SCHEMES] if has_keys and is_guarded else [],
-        "responses": {"200": _answer(operation), **_errors(_codes(operation, is_guarded, has_keys))},
+        "responses": {"200": _answer(operation), **_errors(path, _codes(operation, is_guarded, has_keys))},
     }
     if operation.takes and method not in READING:
         described["requestBody"] = {"required": True, "content": _content(operation.takes)}
-    if operation.example:
+    if operation.example and method not in READING:
         described["x-curl"] = operation.example
     return described
 
@@ -86,10 +92,11 @@ def _codes(operation: Operation, is_guarded: bool, has_keys: bool) -> Iterable[s
     return (*operation.errors, *guards, *_OF_EVERY_ROUTE)
 
 
-def _errors(codes: Iterable[str]) -> dict[str, Any]:
+def _errors(path: str, codes: Iterable[str]) -> dict[str, Any]:
     """By status, which several codes may share."""
     by_status: defaultdict[int, list[str]] = defaultdict(list)
     for code in codes:
         by_status[ERRORS[code]].append(code)
-    shape = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    name = "ProtocolError" if path.startswith("/v2/") else "Error"
+    shape = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     return {str(status): {"description": ", ".join(by_status[status]), "content": shape} for status in sorted(by_status)}

@@ -7,6 +7,7 @@ from serving.responses import Response, json_response
 from serving.routes import READING, Operation, Request, Route, Routes, always
 from serving.schemas import TEXT
 
+PROBES = ("/livez", "/healthz", "/readyz")
 _STATUS = {"type": "object", "required": ["status"], "properties": {"status": TEXT, "model_version": TEXT}}
 _ALIVE = Operation("Whether the process can answer at all.", answers={"application/json": _STATUS})
 _READY = Operation("Whether a model is ready; if not, why.", answers={"application/json": _STATUS}, errors=("not_ready",))

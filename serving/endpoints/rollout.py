@@ -11,7 +11,8 @@ from serving.reading import read_json
 from serving.responses import Refusal, Response, json_response
 from serving.rollout import commands
 from serving.rollout.state import Allowed, Mode, Plan
-from serving.routes import READING, Request, Route, Routes
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING
 from serving.settings import ROOT
 from serving.strict_json import may_exceed, parse
 from slipway.contract import Contract
@@ -21,6 +22,17 @@ _MAX_BYTES = 64 << 10
 _MAX_VALUES = 200
 _PROPOSING = get_args(Mode)
 _ORDERS = ("promote", "rollback", "reset")
+
+_OPERATION = Operation(
+    "What is rolled out; sent as JSON, what is to be.",
+    takes={
+        "application/json": ANYTHING
+        | {"required": ["command"], "properties": {"command": {"type": "string", "enum": [*_PROPOSING, *_ORDERS]}}}
+    },
+    answers={"application/json": ANYTHING},
+    errors=("rollout_invalid", "rollout_refused", "malformed_json", "unsupported_media_type", "body_too_large"),
+    example="""-H 'content-type: application/json' -d '{"command": "rollback"}'""",
+)
 
 
 class Proposal(Contract):
@@ -54,7 +66,7 @@ def routes(inference: Inference) -> Routes:
         # Workers prepare now; GET says when they are done.
         return json_response(await asyncio.to_thread(inference.rollout.status), 202)
 
-    return {"/rollout": Route((*READING, "POST"), rollout, "operator")}
+    return {"/rollout": Route((*READING, "POST"), rollout, "operator", always(_OPERATION))}
 
 
 def _wanted(body: bytes) -> Proposal | Order:

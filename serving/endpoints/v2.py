@@ -4,6 +4,7 @@ There is one model, `slipway`, in one version at a time: that which `/predict` a
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from serving.endpoints.predicting import predict_within_deadline
@@ -25,6 +26,7 @@ _LIVE = Operation("Whether the process can answer at all.", answers=_JSON)
 _READY = Operation("Whether the model is ready.", answers=_JSON, errors=("not_ready",))
 _METADATA = Operation("The tensors that the model takes and answers.", answers=_JSON, errors=("not_ready",))
 _INFER = Operation("What `/predict` answers, as tensors.", _JSON, _JSON, ("tensor_mismatch", "not_ready"), "-d @request.json")
+_VERSIONED = replace(_INFER, summary="The same of a model in one version.", errors=(*_INFER.errors, "unknown_model", "not_found"))
 _MODEL_PARTS = 2  # "models" and the name
 
 
@@ -53,7 +55,7 @@ def routes(inference: Inference) -> Routes:
         f"/v2/models/{MODEL}": Route(READING, below, "caller", always(_METADATA)),
         f"/v2/models/{MODEL}/ready": Route(READING, below, "caller", always(_READY)),
         f"/v2/models/{MODEL}/infer": Route(("POST",), below, "caller", always(_INFER)),
-        "/v2/*": Route((*READING, "POST"), below, "caller"),  # the same with a version
+        "/v2/*": Route((*READING, "POST"), below, "caller", always(_VERSIONED)),
     }
 
 

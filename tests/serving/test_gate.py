@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from serving.binding import is_loopback, require_free, require_guarded, require_safe_start
+from serving.endpoints.listing import all_routes
 from serving.front import Front
 from serving.gate import is_own_host, presented_key
 from serving.inference import Inference
@@ -20,7 +21,7 @@ from tests.serving.in_process import behind, error_of, metric, run
 from tests.serving.server import free_port
 
 PNG = {"content-type": "image/png"}
-OPERATORS = ("/metrics", "/docs", "/docs.json")
+OPERATORS = ("/metrics", "/docs", "/docs.json", "/rollout")
 OPEN = ("/livez", "/healthz", "/readyz")
 
 
@@ -51,7 +52,23 @@ def test_without_its_key_a_caller_gets_401_and_operators_and_probes_are_as_befor
         counted = {
             reason: metric(inference, f'slipway_refused_keys_total{{reason="{reason}"}}') for reason in ("missing", "unknown", "role")
         }
-        assert counted == {"missing": 5, "unknown": 1, "role": 3}
+        assert counted == {"missing": 6, "unknown": 1, "role": 4}
+
+    run(make_settings(keys=tmp_path / "keys"), work)
+
+
+def test_only_probes_and_the_empty_page_are_open_and_everything_else_needs_a_key(tmp_path: Path, make_settings: MakeSettings) -> None:
+    add_key(tmp_path / "keys", "alice", "caller", None)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        routes = all_routes(inference)
+        assert {path for path, route in routes.items() if route.access == "open"} == {
+            *OPEN, "/", "/static/*", "/v2/health/live", "/v2/health/ready"
+        }  # fmt: skip
+        for path, route in routes.items():
+            for method in route.methods:
+                status = (await client.request(method, path.replace("/*", "/x"))).status_code
+                assert (status == 401) is (route.access != "open"), (method, path)
 
     run(make_settings(keys=tmp_path / "keys"), work)
 
@@ -188,7 +205,7 @@ def test_every_answer_has_the_guarding_headers_once(make_settings: MakeSettings,
 
 
 async def statuses(front: Front, headers: dict[str, str]) -> dict[str, int]:
-    paths = ("/livez", "/readyz", "/model", "/schema.json", *OPERATORS)
+    paths = ("/", "/livez", "/readyz", "/model", "/schema.json", *OPERATORS)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://localhost") as client:
         return {path: (await client.get(path, headers=headers)).status_code for path in paths}
 
@@ -200,8 +217,8 @@ def test_with_a_port_of_their_own_operators_are_answered_there_alone(tmp_path: P
         main = Front(behind, inference)
         at_main, at_second = await statuses(main, operator), await statuses(main.for_operators(), operator)
         probes = dict.fromkeys(("/livez", "/readyz"), 200)
-        assert at_main == probes | {"/model": 200, "/schema.json": 299} | dict.fromkeys(OPERATORS, 404)
-        assert at_second == probes | {"/model": 404, "/schema.json": 404} | dict.fromkeys(OPERATORS, 200)
+        assert at_main == probes | {"/": 200, "/model": 200, "/schema.json": 299} | dict.fromkeys(OPERATORS, 404)
+        assert at_second == probes | {"/": 404, "/model": 404, "/schema.json": 404} | dict.fromkeys(OPERATORS, 200)
         assert {(await statuses(main.for_operators(), {}))[path] for path in OPERATORS} == {401}
 
     run(make_settings(keys=tmp_path / "keys", admin_port=3999), work)
@@ -212,8 +229,8 @@ def test_a_rate_counts_on_both_ports(tmp_path: Path, make_settings: MakeSettings
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         main = Front(behind, inference)
-        assert sorted((await statuses(main, operator)).values()) == [200, 200, 200, 404, 404, 404, 429]
-        assert [(await statuses(main.for_operators(), operator))[path] for path in OPERATORS] == [429] * 3
+        assert sorted((await statuses(main, operator)).values()) == [200, 200, 200, 200, 404, 404, 404, 404, 429]
+        assert [(await statuses(main.for_operators(), operator))[path] for path in OPERATORS] == [429] * 4
 
     run(make_settings(keys=tmp_path / "keys", admin_port=3999), work)
 
