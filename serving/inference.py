@@ -78,7 +78,7 @@ class Inference:
         watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
         if watcher:
             self._observers.append(watcher)
-            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
+            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
         gpus = open_gpu_metrics(self.monitoring.registry)
         if gpus:

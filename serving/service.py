@@ -30,6 +30,7 @@ from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
 from serving.supervising import supervise
 from slipway.errors import SlipwayError
+from slipway.freed_memory import keep_little_freed_memory
 
 try:
     SETTINGS = read_settings()
@@ -112,6 +113,7 @@ class Slipway:
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        keep_little_freed_memory()
         drain_on_sigterm(inference())
         fix_thresholds()
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form

@@ -44,6 +44,7 @@ PATTERNS = (
     r"test_service_faults\.py::test_a_fault_in_the_columns.*\[wrong (category code|imputation)",
     r"test_killed_workers\.py::test_killed_workers.*\[20",
     r"test_under_fire\.py::test_(generated_requests.*\[10000|one_bad_image.*\[1000)",
+    r"test_steady\.py::test_memory.*\[2000-50000",
     r"test_draining\.py::test_(a_rolling_restart.*\[3000|without_a_drain_the_same_restart)",
 )
 _PATTERN = re.compile("|".join(PATTERNS))

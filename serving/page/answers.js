@@ -54,9 +54,9 @@ export function answerList(container, announce, facts) {
     entry.feedback = "sending";
     render(entry);
     try {
-      await call("feedback", { method: "POST", contentType: "application/json", body: JSON.stringify({ request_id: entry.answer.request_id, truth }) });
-      entry.feedback = "sent";
-      announce(t("feedback.sent"));
+      const { content } = await call("feedback", { method: "POST", contentType: "application/json", body: JSON.stringify({ request_id: entry.answer.request_id, truth }) });
+      entry.feedback = content.joined ? "sent" : "waiting";
+      announce(t(`feedback.${entry.feedback}`));
     } catch (refused) {
       entry.feedback = null;
       entry.feedbackProblem = problem(refused);
@@ -214,7 +214,7 @@ export function answerList(container, announce, facts) {
 
   function feedbackOf(entry) {
     if (!facts().takesFeedback) return null;
-    if (entry.feedback === "sent") return html("p", { class: "soft", "data-focus": "feedback", tabindex: "-1" }, t("feedback.sent"));
+    if (["sent", "waiting"].includes(entry.feedback)) return html("p", { class: "soft", "data-focus": "feedback", tabindex: "-1" }, t(`feedback.${entry.feedback}`));
     const labels = facts().card?.labels ?? [];
     const control = truthControl(entry, labels);
     const isSending = entry.feedback === "sending";

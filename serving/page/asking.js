@@ -3,7 +3,7 @@
 import { html } from "./dom.js";
 import { t } from "./texts.js";
 
-const PATHS = ["model", "status", "readyz", "metrics", "docs.json"];
+const PATHS = ["model", "status", "readyz", "metrics", "docs"];
 
 /** The section for a model with this `input`, or for none that is ready; `hasKey` adds the header. */
 export function asking(input, hasKey) {
@@ -22,7 +22,8 @@ export function asking(input, hasKey) {
     html("p", { class: "soft" }, t("ask.hint")),
     html("pre", { id: "command", tabindex: "0" }, command),
     navigator.clipboard ? copy : null,
-    html("ul", { class: "paths" }, PATHS.map((path) => html("li", {}, html("a", { href: path }, `/${path}`), " ", html("span", { class: "soft" }, t(`ask.${path.replace(".json", "")}`))))),
+    hasKey ? html("p", { class: "soft" }, t("ask.key")) : null,
+    html("ul", { class: "paths" }, PATHS.map((path) => html("li", {}, hasKey ? html("code", {}, `/${path}`) : html("a", { href: path }, `/${path}`), " ", html("span", { class: "soft" }, t(`ask.${path}`))))),
   );
 }
 

@@ -1,6 +1,6 @@
 // The model card and its certificate, as /model has them: how good it is, which hops agree, what was asked for and what runs.
 
-import { html } from "./dom.js";
+import { html, pairs, tile } from "./dom.js";
 import { known, milliseconds, number, percent, t } from "./texts.js";
 
 /** The card as an element. */
@@ -8,8 +8,10 @@ export function modelCard(card) {
   return html("div", { class: "tiles" }, aboutTile(card), metricsTile(card), executionTile(card), certificateTile(card), lineageTile(card));
 }
 
-function tile(title, kind, ...content) {
-  return html("div", { class: `card tile ${kind}` }, html("h3", {}, title), content);
+function wide(title, ...content) {
+  const made = tile(title, content);
+  made.classList.add("whole");
+  return made;
 }
 
 function table(heads, rows) {
@@ -20,10 +22,6 @@ function table(heads, rows) {
   );
 }
 
-function pairs(rows) {
-  return html("dl", { class: "pairs" }, rows.filter(Boolean).map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
-}
-
 function aboutTile(card) {
   const { input, labels, calibration } = card;
   const takes = input.kind === "images" ? t("model.images", { size: input.size_px, channels: t(input.channels === 1 ? "model.grey" : "model.colour") }) : t("model.columns", { count: input.columns.length });
@@ -31,7 +29,6 @@ function aboutTile(card) {
   const { coverage, threshold } = calibration.conformal;
   return tile(
     t("model.about"),
-    "",
     pairs([
       [t("model.version"), html("code", {}, card.model_version)],
       [t("model.task"), known(`task.${card.task}`, card.task)],
@@ -45,14 +42,13 @@ function aboutTile(card) {
 function metricsTile({ metrics }) {
   const rows = Object.entries(metrics).map(([name, metric]) => [known(`metric.${name}`, name), number(metric.value), `${number(metric.low)} – ${number(metric.high)}`, number(metric.rows)]);
   const confidence = Object.values(metrics)[0]?.confidence;
-  return tile(t("model.metrics"), "", table([t("model.metric"), t("model.value"), t("model.interval", { confidence: percent(confidence, 0) }), t("model.rows")], rows));
+  return tile(t("model.metrics"), table([t("model.metric"), t("model.value"), t("model.interval", { confidence: percent(confidence, 0) }), t("model.rows")], rows));
 }
 
 function executionTile({ execution, canary, rebuild }) {
   const { requested, actual, why, passed_over: passedOver } = execution;
   return tile(
     t("model.execution"),
-    "",
     pairs([
       [t("model.requested"), `${requested.provider} / ${requested.variant}`],
       [t("model.actual"), `${actual.backend} / ${actual.provider} / ${actual.variant} (${actual.precision})`],
@@ -77,13 +73,12 @@ function certificateTile({ certificate }) {
   ]);
   const heads = ["hop", "state", "rows", "difference", "metric", "latency", "reason"].map((name) => (name === "metric" ? known(`metric.${certificate.metric}`, certificate.metric) : t(`hop.${name}`)));
   const agree = certificate.hops.filter((hop) => hop.status === "agrees").length;
-  return tile(t("model.certificate"), "whole", html("p", {}, t("model.agree", { agree, all: certificate.hops.length })), table(heads, rows));
+  return wide(t("model.certificate"), html("p", {}, t("model.agree", { agree, all: certificate.hops.length })), table(heads, rows));
 }
 
 function lineageTile({ lineage, bundle_digest: digest, versions }) {
-  return tile(
+  return wide(
     t("model.lineage"),
-    "whole",
     pairs([
       [t("model.digest"), html("code", {}, digest)],
       lineage.git_revision ? [t("model.revision"), html("code", {}, lineage.git_revision + (lineage.git_dirty ? ` (${t("model.dirty")})` : ""))] : null,

@@ -21,6 +21,16 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** A card with a title. */
+export function tile(title, ...content) {
+  return html("div", { class: "card tile" }, html("h3", {}, title), content);
+}
+
+/** A list of [name, value]; what is null is left out. */
+export function pairs(rows) {
+  return html("dl", { class: "pairs" }, rows.filter(Boolean).map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
+}
+
 export function find(id) {
   return document.getElementById(id);
 }

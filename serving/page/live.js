@@ -1,12 +1,12 @@
 // How the service fares, from /status every two seconds: what is new since the last time, drawn as it comes.
 
-import { limited, lines } from "./charts.js";
-import { html } from "./dom.js";
-import { known, milliseconds, number, t } from "./texts.js";
+import { lines } from "./charts.js";
+import { html, pairs, tile } from "./dom.js";
+import { milliseconds, number, t } from "./texts.js";
+import { driftTile, gpuTile, qualityTile, rolloutTile } from "./watching.js";
 
 const SAMPLES = 90; // three minutes
 const LATENCY_SAMPLES = 5; // percentiles are of the predictions of ten seconds
-const MOST_FEATURES = 12;
 const PERCENTILES = { p50: 0.5, p95: 0.95, p99: 0.99 };
 
 /** Charts in `container`; `take(status)` adds a sample, `render()` draws again, in another language for example. */
@@ -34,10 +34,6 @@ export function liveView(container) {
 
 const total = (status) => Object.values(status.traffic.requests_by_code).reduce((sum, count) => sum + count, 0);
 const failed = (status) => Object.entries(status.traffic.requests_by_code).reduce((sum, [code, count]) => sum + (Number(code) >= 400 ? count : 0), 0);
-
-function tile(title, ...content) {
-  return html("div", { class: "card tile" }, html("h3", {}, title), content);
-}
 
 /** For each sample after the first, `measure(before, now)` with the one `back` samples earlier, or null without one. */
 function since(samples, back, measure) {
@@ -80,10 +76,6 @@ export function quantile(before, now, share) {
   return 1000 * lower;
 }
 
-function pairs(rows) {
-  return html("dl", { class: "pairs" }, rows.filter(Boolean).map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
-}
-
 function countsTile({ traffic }) {
   const errors = Object.entries(traffic.errors_by_code).slice(0, 6);
   return tile(
@@ -98,62 +90,3 @@ function countsTile({ traffic }) {
     errors.length ? pairs(errors.map(([code, count]) => [html("code", {}, code), number(count)])) : null,
   );
 }
-
-function driftTile(drift) {
-  if (!drift) return null;
-  if (drift.failed) return tile(t("drift.title"), html("p", { class: "problem" }, t("live.unreadable")));
-  const features = [...(drift.features ?? [])].sort((one, other) => other.statistic / other.threshold - one.statistic / one.threshold).slice(0, MOST_FEATURES);
-  const verdict = drift.verdict ? known(`drift.${drift.verdict}`, drift.verdict) : t("drift.none");
-  const rows = features.map((feature) =>
-    html(
-      "tr",
-      {},
-      html("th", { scope: "row" }, feature.name),
-      html("td", { class: "wide" }, limited(feature.statistic, feature.threshold)),
-      html("td", { class: "number" }, number(feature.statistic, 3), html("span", { class: "soft" }, ` / ${number(feature.threshold, 3)}`)),
-    ),
-  );
-  return tile(
-    t("drift.title"),
-    html("p", { class: drift.verdict === "drifted" ? "problem" : "" }, verdict),
-    rows.length ? html("table", { class: "bars" }, html("tbody", {}, rows)) : null,
-    rows.length ? html("p", { class: "soft small" }, t("drift.hint")) : null,
-  );
-}
-
-function qualityTile({ drift, feedback }) {
-  const estimate = drift?.estimate;
-  const truths = Object.entries(feedback?.quality ?? {});
-  if (!estimate && !feedback) return null;
-  return tile(
-    t("quality.title"),
-    pairs([
-      estimate ? [t("quality.estimated"), estimate.valid ? `${number(estimate.value)} (${number(estimate.low)} – ${number(estimate.high)})` : t("quality.invalid", { reason: estimate.reason ?? "" })] : null,
-      ...truths.map(([name, metric]) => [`${t("quality.true")} ${name}`, typeof metric === "number" ? number(metric) : `${number(metric.value)} (${number(metric.low)} – ${number(metric.high)})`]),
-      feedback?.joined !== undefined ? [t("quality.rows"), number(feedback.joined)] : null,
-    ]),
-  );
-}
-
-function rolloutTile(rollout) {
-  if (!rollout) return null;
-  return tile(t("rollout.title"), plain(rollout));
-}
-
-function gpuTile(gpu) {
-  if (!gpu) return null;
-  return tile(t("gpu.title"), plain(gpu));
-}
-
-/** Whatever a part says, name by name: lists and objects as lines of their own. */
-function plain(content) {
-  const rows = [];
-  const add = (name, value) => {
-    if (value === null || value === undefined) return;
-    if (typeof value === "object") Object.entries(value).forEach(([key, inner]) => add(name ? `${name} ${key}` : key, inner));
-    else rows.push([name.replaceAll("_", " "), typeof value === "number" ? number(value) : String(value)]);
-  };
-  add("", content);
-  return pairs(rows.slice(0, 24));
-}
-

@@ -51,6 +51,8 @@ class Heard:
 
     joined: bool
     duplicate: bool
+    model: str | None = None  # the version that predicted; None where that is not known
+    is_wrong: bool = False  # another label was predicted; False for a value
 
 
 class ItemNeededError(Exception):
@@ -327,7 +329,8 @@ def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float
         "INSERT OR REPLACE INTO truths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*key, truth.item is not None, now, truth.label, truth.value, *joined),
     )
-    return Heard(joined=joined[0] is not None, duplicate=before is not None)
+    is_wrong = joined[0] is not None and truth.label is not None and joined[1] != truth.label
+    return Heard(joined=joined[0] is not None, duplicate=before is not None, model=joined[0], is_wrong=is_wrong)
 
 
 def _keep_newest(connection: sqlite3.Connection, table: str, most: int) -> None:

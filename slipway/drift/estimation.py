@@ -54,7 +54,7 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
     # Of the labels that the bins were learned from, and of the labels that these rows will turn out to have.
     deviation = math.sqrt(float(np.square(shares) @ (variances / rows)) + float(shares @ variances) / window.num_rows)
     reasons = [reason for reason in (_unseen(reference, window), _uninformed(quality, shares, rows, means, variances)) if reason]
-    reasons += _differently_calibrated(reference, quality, window, float(shares @ quality.corrections), value)
+    reasons += _differently_calibrated(reference, quality, window, value)
     low, high = value - _NORMAL * deviation, value + _NORMAL * deviation
     if quality.metric == "rmse":
         value, low, high = (math.sqrt(max(0.0, square)) for square in (value, low, high))
@@ -102,7 +102,7 @@ def _uninformed(quality: QualityReference, shares: Float, rows: Float, means: Fl
     return ""
 
 
-def _differently_calibrated(reference: Reference, quality: QualityReference, window: Window, correction: float, value: float) -> list[str]:
+def _differently_calibrated(reference: Reference, quality: QualityReference, window: Window, value: float) -> list[str]:
     """The feature of the input, if there is one, by whose bins the estimate would be another: the score is not worth the same everywhere.
 
     That is how a network that is surer of, say, rows of high contrast than it may be, is found where such rows become common.
@@ -114,7 +114,7 @@ def _differently_calibrated(reference: Reference, quality: QualityReference, win
         known = rows > 0
         if not known.any():
             continue
-        gap = float(shares[known] @ np.array(stratum.residuals)[known]) - correction * float(shares[known].sum())
+        gap = float(shares[known] @ np.array(stratum.residuals)[known])
         deviation = math.sqrt(float(np.square(shares[known]) @ (variances[known] / rows[known])))
         most = _MAX_DISAGREEMENT if quality.metric == "accuracy" else _MAX_DISAGREEMENT_OF_ERRORS * value
         if abs(gap) > max(most, _FAR * deviation):

@@ -25,7 +25,7 @@ _FEW = 1000  # rows of a bin, below which its variance may be 0 by chance
 
 
 class Stratum(Contract):
-    """The same residuals by the bins of a feature of the input: rows, mean, and the variance of one row's residual."""
+    """Residuals by the bins of a feature: rows, their mean, and the variance of one row's."""
 
     counts: list[int]
     residuals: list[float]
@@ -44,7 +44,7 @@ class QualityReference(Contract):
     counts: list[int]
     residuals: list[float]
     variances: list[float]  # of one row's residual
-    strata: list[Stratum]  # of each feature of the input, in order
+    strata: list[Stratum]  # of each feature of the input, in order: what is left of the labels when the estimate is taken off
 
     @property
     def _edges(self) -> Float32:
@@ -112,14 +112,11 @@ def _fit(
 ) -> QualityReference:
     """`truths`: whether an answer is right, or its squared error; `said`: how much of it the score alone says."""
     edges = equal_edges(scores, _MOST_BINS)
-    own = _stratum(bins_of(scores, edges), len(edges) + 2, truths, said, metric)
-    return QualityReference(
-        metric=metric,
-        feature=feature,
-        edges=edges.tolist(),
-        strata=[_stratum(bins, num_bins, truths, said, metric) for bins, num_bins in strata],
-        **own.model_dump(),
-    )
+    bins = bins_of(scores, edges)
+    own = _stratum(bins, len(edges) + 2, truths, said, metric)
+    found = QualityReference(metric=metric, feature=feature, edges=edges.tolist(), strata=[], **own.model_dump())
+    estimated = said + found.corrections[bins]
+    return found.model_copy(update={"strata": [_stratum(part, num_bins, truths, estimated, metric) for part, num_bins in strata]})
 
 
 def _stratum(bins: NDArray[np.intp], num_bins: int, truths: Float64, said: NDArray[Any], metric: str) -> Stratum:

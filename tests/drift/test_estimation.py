@@ -40,8 +40,8 @@ def test_the_references_accuracy_would_be_far_off() -> None:
     assert abs(_estimate(Population(hardness=0.9), 3)[1] - accuracy(REFERENCE_ROWS)) > 0.1
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
-    random, held = np.random.default_rng(5), 0
+def test_the_interval_holds_the_truth_at_least_as_often_as_it_says() -> None:
+    random, held, widths = np.random.default_rng(5), 0, []
     for _ in range(150):
         reference = reference_of(MIXED.draw(random, 1000))
         rows = Population(hardness=0.5).draw(random, 500)
@@ -49,7 +49,9 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
         assert estimate.low is not None
         assert estimate.high is not None
         held += estimate.low <= accuracy(rows) <= estimate.high
-    assert 135 <= held <= 149  # of 150 at 95 %
+        widths.append(estimate.high - estimate.low)
+    assert held >= 135  # of 150: 95 % or more, since a correction that is shrunk is surer than its interval says
+    assert np.mean(widths) < 0.15
 
 
 def test_a_badly_calibrated_network_gets_no_valid_estimate() -> None:

@@ -71,7 +71,7 @@ async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient
     await inference.loaded()
     transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://service", headers=PNG) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=PNG) as client:
             await settle(inference, lambda: inference.rollout.num_reports > 0)
             yield client, inference
     finally:

@@ -156,6 +156,7 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
         "serving/page/app.js",
         "serving/page/style.css",
         "serving/page/zh.json",
+        "slipway/drift/judging.py",
         "slipway/replay/__main__.py",
         "slipway/reports/console.py",
         "slipway/runtime.py",
@@ -269,6 +270,7 @@ def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Pat
     if "Read-only file system" not in tried.stderr:  # the twin as well: it may not write there
         pytest.skip(f"no read-only mounts here: {tried.stderr.strip()}")
     serves(bento(built), built, Path(sys.executable), under=under, **variables)
+    assert "Read-only file system" not in (built / "served.log").read_text()
     assert list(writable["SLIPWAY_STATE"].iterdir()) == []  # it was the namespace's
 
 

@@ -113,9 +113,6 @@ def test_two_workers_of_the_real_service_show_the_gpu_once(certified: Path, monk
     (certified / "driver").mkdir()
     (certified / "driver/nvml.c").write_text(DRIVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.c"], cwd=certified / "driver", check=True)
-    with running(certified) as server:  # the twin: without it there is no GPU
-        server.wait()
-        assert "slipway_gpu_" not in httpx.get(server.url + "/metrics").text or has_driver()
     monkeypatch.setenv("LD_LIBRARY_PATH", str(certified / "driver"))
     with running(certified, workers=2) as server:
         server.wait()
@@ -127,7 +124,3 @@ def test_two_workers_of_the_real_service_show_the_gpu_once(certified: Path, monk
         "memory_total_bytes": 1000,
         "temperature_celsius": 66,
     }
-
-
-def has_driver() -> bool:
-    return Path("/proc/driver/nvidia").exists()

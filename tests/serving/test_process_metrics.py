@@ -112,6 +112,8 @@ def test_a_worker_that_is_started_again_is_counted(certified: Path) -> None:
         os.kill(server.worker(), signal.SIGKILL)
         wait_for(server, "slipway_worker_starts_total", 3)
         wait_for(server, "slipway_ready", 2)
+        has_gpu = "slipway_gpu_" in httpx.get(server.url + "/metrics").text
+        assert has_gpu == Path("/proc/driver/nvidia").exists()  # the twin of the pretended driver in test_gpu_metrics.py
 
 
 def wait_for(server: Server, name: str, value: float, seconds: float = 30) -> None:
