@@ -17,7 +17,7 @@ POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; fo
 
 
 def render_docs(document: dict[str, Any], address: str, callers_address: str | None = None) -> bytes:
-    """The page for an OpenAPI document, with examples for `address`, host and port; callers' ones for `callers_address`, if that is another."""
+    """The page for an OpenAPI document, with examples for `address` (host and port), those of callers for `callers_address` if given."""
     found = [(path, method, item[method]) for path, item in document["paths"].items() for method in item if method != "parameters"]
     sections = "\n".join(
         _section(path, method.upper(), operation, _address(operation, address, callers_address)) for path, method, operation in found
