@@ -52,18 +52,19 @@ class _Part(NamedTuple):
         return self.submission.inputs[self.first : self.end]
 
 
-def _no_note(num_rows: int, fill: float) -> None:
+def _no_note(num_rows: int, fill: float, seconds: float) -> None:
     """Nobody counts."""
 
 
 class MicroBatcher(Generic[Row]):
     """Runs rows in batches of at most `max_batch_size`, one batch at a time, on a thread of its own.
 
-    `run` takes (rows, ...) and answers each row. `on_batch` is told of each batch its number of rows, and their share of the largest.
+    `run` takes (rows, ...) and answers each row. `on_batch` is told of each batch its number of rows, their share of the largest, and
+    its seconds.
     """
 
     def __init__(
-        self, run: Callable[[NDArray[Any]], Sequence[Row]], max_batch_size: int, on_batch: Callable[[int, float], None] = _no_note
+        self, run: Callable[[NDArray[Any]], Sequence[Row]], max_batch_size: int, on_batch: Callable[[int, float, float], None] = _no_note
     ) -> None:
         self._run = run
         self._max_batch_size = max_batch_size
@@ -84,6 +85,14 @@ class MicroBatcher(Generic[Row]):
         if self._working is None:
             self._working = asyncio.create_task(self._work())
         return submission
+
+    def shed(self, num_kept: int, reason: Callable[[], Exception]) -> None:
+        """Answer the newest of those that wait with a `reason`, all but the first `num_kept` rows: there is more to do than can be done."""
+        num_rows = 0
+        for submission in self._waiting:
+            num_rows += len(submission.inputs)
+            if num_rows > num_kept and not submission.num_taken and not submission.answer.done():
+                submission.answer.set_exception(reason())
 
     async def close(self) -> None:
         """Finish what waits, then end the thread."""
@@ -123,7 +132,7 @@ class MicroBatcher(Generic[Row]):
         except Exception as error:
             _fail(batch, error)
             return
-        self._on_batch(len(rows), len(rows) / self._max_batch_size)
+        self._on_batch(len(rows), len(rows) / self._max_batch_size, perf_counter() - started)
         _hand_out(batch, rows, started)
 
 

@@ -1,7 +1,8 @@
-"""What a connection may cost before the front sees a request of it: header bytes, time to arrive, and how many there are.
+"""What a connection may cost before the front sees a request of it: URL and headers, time to arrive, and how many there are.
 
 uvicorn (0.54) has no such limits, so this is its own HTTP protocol with them, and with our one shape for
-bytes that are no HTTP. A request that asks for another protocol and has a body is refused: its body would be lost.
+bytes that are no HTTP. What could be read as two different requests is refused (serving/framing.py), and so are connections
+from elsewhere where nobody has allowed them (serving/binding.py).
 """
 
 import asyncio
@@ -12,6 +13,8 @@ from typing import Any
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from serving.binding import is_guarded, is_loopback
+from serving.framing import MAX_HEADERS, MAX_URL_BYTES, require_clear_framing
 from serving.inference import Inference
 from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
 
@@ -33,14 +36,18 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._header_bytes = 0  # of this request so far
+        self._num_headers = 0
         self._pending_bytes = 0  # received since the last piece of a body, or the last whole request
         self._went_on = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Refuse the connection if there are too many, else wait for its headers."""
+        """Refuse the connection if it must not be there, or there are too many; else wait for its headers."""
         super().connection_made(transport)
         most = self._inference.settings.max_connections
-        if len(self.connections) > most:
+        if not is_guarded(self._inference.settings) and self.server and not is_loopback(self.server[0]):
+            message = "this address can be reached from other machines, and there are no keys (SLIPWAY_KEYS, SLIPWAY_ALLOW_ANYONE)"
+            self._refuse(Refusal("not_allowed", message))
+        elif len(self.connections) > most:
             message = f"there are {most} connections, the limit (SLIPWAY_MAX_CONNECTIONS); try again later"
             self._refuse(Refusal("too_many_connections", message, headers=(RETRY_AFTER,)))
         else:
@@ -63,22 +70,30 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Count it."""
-        self._count(len(url))
         super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._stop_parsing(Refusal("url_too_long", f"the URL is longer than the limit of {MAX_URL_BYTES} bytes"))
+        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count it; also those behind a chunked body, which come through here as well."""
         self._count(len(name) + len(value))
+        self._num_headers += 1
+        if self._num_headers > MAX_HEADERS:
+            self._stop_parsing(Refusal("headers_too_large", f"there are more headers than the limit of {MAX_HEADERS}"))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin to wait for the body; the front answers for it within half of that."""
-        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
-        if self.parser.should_upgrade() and has_body:
-            self._stop_parsing(Refusal("malformed_request", "Upgrade and a body: send HTTP/1.1 without Upgrade (curl --http1.1)"))
+        try:
+            require_clear_framing(self.headers, self.parser.get_http_version(), self.parser.should_upgrade())
+        except Refusal as refusal:
+            self._stop_parsing(refusal)
         self._is_in_head = False
         self._wait(2)
         super().on_headers_complete()
+        if self._inference.is_draining and self.cycle is not None:
+            self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""
@@ -88,7 +103,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is there; the next may begin."""
         super().on_message_complete()
-        self._went_on, self._is_in_head, self._header_bytes = True, True, 0
+        self._went_on, self._is_in_head, self._header_bytes, self._num_headers = True, True, 0, 0
         self._arrived()
 
     def send_400_response(self, msg: str) -> None:

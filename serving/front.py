@@ -1,34 +1,45 @@
 """The outermost application: every request meets it first, and nothing behind it can be reached but what is listed in its routes.
 
 It routes, guards and answers on its own, without the framework behind it, which costs about a
-millisecond for each request. Only BentoML's descriptions of its API are passed on.
+millisecond for each request. Only BentoML's description of its API is passed on.
 """
 
 import logging
 import re
 import secrets
+from dataclasses import replace
 from time import perf_counter
+from typing import Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
+from serving.gate import Gate
 from serving.inference import Inference
 from serving.reading import Headers
-from serving.responses import ClientGoneError, Refusal, Response, error_response, open_inference_error, send_response
+from serving.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
 from serving.routes import Request, Route, find_route
 
 logger = logging.getLogger("bentoml.slipway")
 
+Port = Literal["only", "main", "operators"]
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Front:
-    """An ASGI application in front of BentoML's."""
+    """An ASGI application in front of BentoML's; where operators have a port of their own, one for each port."""
 
-    def __init__(self, behind: ASGIApp, inference: Inference) -> None:
+    def __init__(self, behind: ASGIApp, inference: Inference, gate: Gate | None = None, port: Port | None = None) -> None:
         self._behind = behind
         self._inference = inference
-        self._routes = all_routes(inference)
+        self._gate = gate or Gate(inference.settings, inference.monitoring)
+        port = port or ("main" if inference.settings.admin_port else "only")
+        self._routes = {path: route for path, route in all_routes(inference).items() if _is_answered_at(port, path, route)}
+
+    def for_operators(self) -> "Front":
+        """The same for the port of operators: one gate counts for both."""
+        return Front(self._behind, self._inference, self._gate, "operators")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; the lifespan goes on to BentoML, which starts and stops the service."""
@@ -41,14 +52,15 @@ class Front:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
+        waiting = _Expectation(receive) if b"expect" in headers else None
         method, path = scope["method"], scope["path"]
-        request = Request(_request_id(headers), method, path, scope["query_string"], headers, receive, perf_counter())
+        request = Request(_request_id(headers), method, path, scope["query_string"], headers, waiting or receive, perf_counter())
         found = find_route(self._routes, path)
         label = found or "other"
         try:
             handler = self._require_route(found, request).handler
             if handler is None:
-                await self._behind(scope, receive, self._counting(label, send))
+                await self._behind(scope, request.receive, self._passing_on(label, request.id, send))
                 return
             response = await handler(request)
         except Refusal as refusal:
@@ -59,6 +71,8 @@ class Front:
         except Exception:
             logger.exception("request %s failed", request.id)
             response = self._refuse(Refusal("internal", "the service failed; its log has the details"), request)
+        if waiting and not waiting.is_met:
+            response = replace(response, headers=(*response.headers, ("connection", "close")))
         self._inference.monitoring.answered(label, response.status)
         await send_response(response, request.id, send, with_body=method != "HEAD")
 
@@ -66,6 +80,7 @@ class Front:
         if found is None:
             raise Refusal("not_found", f"there is nothing at this path; known: {', '.join(self._routes)}")
         route = self._routes[found]
+        request.caller = self._gate.admit(request.headers, route.access)
         if request.method not in route.methods:
             allowed = ", ".join(route.methods)
             message = f"{found} takes {allowed}, found {request.method[:20]}"
@@ -76,13 +91,38 @@ class Front:
         self._inference.monitoring.refused(refusal.code)
         return (open_inference_error if request.path.startswith("/v2/") else error_response)(refusal, request.id)
 
-    def _counting(self, label: str, send: Send) -> Send:
-        async def counting_send(message: Message) -> None:
+    def _passing_on(self, label: str, request_id: str, send: Send) -> Send:
+        """Sends on what BentoML answers, counted and with our headers."""
+
+        async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._inference.monitoring.answered(label, message["status"])
+                message = {**message, "headers": guarded_headers(list(message["headers"]), request_id)}
             await send(message)
 
-        return counting_send
+        return guarded_send
+
+
+def _is_answered_at(port: Port, path: str, route: Route) -> bool:
+    if port == "operators":
+        return route.access == "operator" or path in PROBES
+    return port == "only" or route.access != "operator"
+
+
+class _Expectation:
+    """`Expect: 100-continue`: a caller that waits to be asked for its body. Reading it asks for it.
+
+    One that is answered without having been asked may send its body all the same, or not: nobody could tell it from the next
+    request, so the connection ends with that answer.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_met = False
+
+    async def __call__(self) -> Message:
+        self.is_met = True
+        return await self._receive()
 
 
 def _request_id(headers: Headers) -> str:

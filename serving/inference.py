@@ -7,25 +7,35 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
 from serving.deadlines import Deadlines
 from serving.decoding import Decoded
+from serving.explaining.explainer import Explainer
+from serving.gpu_metrics import open_gpu_metrics
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
 from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answer, load_model
 from serving.monitoring import Monitoring
 from serving.observing import Answered, Observer
 from serving.payload import Payload
+from serving.process_metrics import ProcessMetrics
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
+from serving.rollout.canary import Canary
+from serving.rollout.following import Follower
+from serving.sampling import Sampler
 from serving.settings import Settings
+from serving.watching.feedback import Feedback
+from serving.watching.watcher import limits_of, open_watcher
 from slipway.bundle import SCORE_NAME
+from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
@@ -44,8 +54,16 @@ class Inference:
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self._observers: list[Observer] = []
+        self.is_draining = False  # it still answers, but is not ready: no more should be sent here
+        self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
+        self.canary: Canary | None = None  # the candidate that gets a share of the requests
+        self.rollout = Follower(self)
+        self._explainer = Explainer(settings.request_timeout_s / 2)
+        self.feedback: Feedback | None = None  # None where nothing is watched
+        self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
+        self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
+        self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
-        self._num_pending = 0
 
     @property
     def model(self) -> ServedModel | None:
@@ -57,6 +75,15 @@ class Inference:
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         self._observers = [keeper] if keeper else []
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
+        if watcher:
+            self._observers.append(watcher)
+            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)
+            self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
+        gpus = open_gpu_metrics(self.monitoring.registry)
+        if gpus:
+            self.parts["gpu"] = gpus.status
+        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.watching.error("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -69,6 +96,11 @@ class Inference:
         if self._rebuilding:
             await self._rebuilding
 
+    def drain(self) -> None:
+        """Be ready no more, and answer whoever still asks."""
+        self.is_draining = True
+        self.monitoring.not_ready()
+
     async def stop(self) -> None:
         """Finish what is queued and end the threads and the rebuild."""
         for task in (self._loading, self._rebuilding):
@@ -77,17 +109,33 @@ class Inference:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         self.reason = "the service is shutting down"
+        await self.rollout.stop()
         live, self._live = self._live, None
         self.monitoring.model(None)
         if live:
             await live.retire()
         for observer in self._observers:
             await asyncio.to_thread(observer.close)
+        if self.feedback:
+            await asyncio.to_thread(self.feedback.close)
+        if self._sampler:
+            await asyncio.to_thread(self._sampler.close)
         self.monitoring.close()
 
     async def swap(self, model: ServedModel) -> None:
         """Let new requests go to `model`, which is warm. Those in flight finish on the one before, which then ends; none is lost."""
-        before, self._live = self._live, LiveModel(model, self.settings.max_rows, self.monitoring.batch)
+        await self.take_over(self.make_live(model, "stable"))
+
+    def make_live(self, model: ServedModel, slot: str) -> LiveModel:
+        """A model with its decoder and queue, which no request goes to yet."""
+        return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
+
+    async def take_over(self, live: LiveModel) -> None:
+        """`swap` with a model that has its queue already."""
+        before, self._live = self._live, live
+        live.slot = "stable"
+        model = live.model
+        self._admission.max_batch_size = model.max_batch_size
         self.reason = ""
         self.monitoring.model(model)
         actual, requested = model.selection.actual, model.selection.requested
@@ -99,26 +147,46 @@ class Inference:
         if before:
             await before.retire()
 
+    def observe(self, observer: Observer) -> None:
+        """Offer it every answered request from now on."""
+        self._observers = [*self._observers, observer]
+
+    def forget(self, observer: Observer) -> None:
+        """No longer."""
+        self._observers = [one for one in self._observers if one is not observer]
+
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
         return self._require_live().model
 
+    def require_ready(self) -> ServedModel:
+        """The model; Refusal with the reason if no more requests should be sent here."""
+        model = self.require_model()
+        if self.is_draining:
+            raise Refusal("not_ready", "the service is shutting down; requests are still answered", headers=(RETRY_AFTER,))
+        return model
+
     def card(self) -> dict[str, Any]:
         """What `/model` shows; Refusal with the reason if the model is not ready."""
-        return self.require_model().card() | {"rebuild": {"status": self.rebuild.status, "reason": self.rebuild.reason}}
+        rebuild = {"status": self.rebuild.status, "reason": self.rebuild.reason}
+        return self.require_model().card() | {"rebuild": rebuild, "rolled_out": self.rollout.card()}
 
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or to what came in a list, without its request id; Refusal if it gets none."""
-        live = self._require_live()
-        if self._num_pending >= self.settings.max_queue:
-            raise Refusal("queue_full", f"{self._num_pending} requests are waiting, the limit; try again later", headers=(RETRY_AFTER,))
-        self._num_pending += 1
-        self.monitoring.queue_depth(self._num_pending)
+        if self.canary is None:
+            return await self._predict_with(self._require_live(), payload, request_id)
+        return await self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
+
+    async def _predict_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
+        """The answer of one model, which the request may not outlive."""
+        visit = self._admission.enter(len(payload.items))
+        self.monitoring.queue_depth(self._admission.num_requests)
         model = live.model
         try:
             with live.request():
-                decoded, batched = await self._run(live, payload)
+                decoded, batched = await self._run(live, payload, visit)
             answers = [finite_answer(row.answer) for row in batched.rows]
+            self.monitoring.answer(live.slot)
             if self._observers:
                 answered = _answered(request_id, payload, model, decoded, batched.rows, answers)
                 for observer in self._observers:
@@ -128,8 +196,19 @@ class Inference:
             logger.error("model %s: %s", model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         finally:
-            self._num_pending -= 1
-            self.monitoring.queue_depth(self._num_pending)
+            visit.leave()
+            self.monitoring.queue_depth(self._admission.num_requests)
+
+    async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
+        """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
+        live = self._require_live()
+        if self._admission.is_overloaded:
+            raise self._admission.overload()
+        return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
+
+    def status_of(self, part: str) -> dict[str, Any] | None:
+        """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
+        return self.parts[part]() if part in self.parts else None
 
     def exposition(self) -> bytes:
         """The metrics."""
@@ -140,13 +219,14 @@ class Inference:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
 
-    async def _run(self, live: LiveModel, payload: Payload) -> tuple[Decoded, Batched[AnsweredRow]]:
+    async def _run(self, live: LiveModel, payload: Payload, visit: Visit) -> tuple[Decoded, Batched[AnsweredRow]]:
         """What the model says of a request; one that is cancelled before the model took any of it is counted as expired."""
         submission: Submission[AnsweredRow] | None = None
         try:
             started = perf_counter()
             decoded = await live.decoder.decode(*payload.items)
             self.monitoring.stage("decode", perf_counter() - started)
+            visit.has_items(len(decoded.inputs))
             submission = live.batcher.submit(decoded.inputs)
             batched = await submission.answer
         except asyncio.CancelledError:
@@ -154,7 +234,7 @@ class Inference:
                 self.monitoring.expired()
             raise
         except Exception as error:
-            if submission is None:
+            if submission is None or isinstance(error, Refusal):  # it could not be decoded, or was sent out of the queue again
                 raise
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
@@ -162,10 +242,19 @@ class Inference:
         self.monitoring.stage("infer", batched.infer_seconds)
         return decoded, batched
 
+    def _shed(self, num_kept: int) -> None:
+        if self._live:
+            self._live.batcher.shed(num_kept, self._admission.overload)
+
+    def _on_batch(self, num_rows: int, fill: float, seconds: float) -> None:
+        self._admission.ran(num_rows, seconds)
+        self.monitoring.batch(num_rows, fill)
+
     async def _load(self) -> None:
         self.monitoring.model(None)
         try:
-            model = await asyncio.to_thread(load_model, self.settings)
+            settings = await asyncio.to_thread(self.rollout.begin)
+            model = await asyncio.to_thread(load_model, settings)
         except SlipwayError as error:
             self.reason = str(error)
             logger.error("not ready: %s", error)
@@ -174,6 +263,7 @@ class Inference:
             logger.exception("not ready")
         else:
             await self.swap(model)
+        self.rollout.start()
         self.rebuild = first_state(self.settings, self.model)
         if self.rebuild.status == "impossible":
             logger.error("no engine can be built for this machine: %s", self.rebuild.reason)
@@ -184,8 +274,11 @@ class Inference:
     async def _rebuild(self) -> None:
         """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
         try:
-            await build(self.settings, self._rebuild_command)
-            model = await asyncio.to_thread(load_model, self.settings)
+            settings = self.rollout.stable_settings
+            await build(settings, self._rebuild_command)
+            if settings != self.rollout.stable_settings:
+                raise EngineError("another model was rolled out meanwhile; its engine is built at the next start")
+            model = await asyncio.to_thread(load_model, settings)
             if model.selection.actual.backend != "tensorrt":
                 raise EngineError("; ".join(model.selection.passed_over))
             await self.swap(model)
@@ -208,7 +301,7 @@ def _answered(
         payload=payload,
         is_list=decoded.is_list,
         inputs=decoded.inputs,
-        bundle_digest=model.bundle.digest,
+        bundle=model.bundle,
         execution=model.selection.actual,
         outputs={
             model.bundle.manifest.output_name: [row.outputs for row in rows],

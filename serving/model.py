@@ -132,9 +132,9 @@ def finite_answer(answer: dict[str, Any] | None) -> dict[str, Any]:
     return answer
 
 
-def load_model(settings: Settings) -> ServedModel:
-    """Check, select, load and warm up. A SlipwayError says why that is not possible."""
-    bundle, certificate = read_certified(settings.bundle, settings.certificate, accept_draft=settings.accept_draft)
+def load_model(settings: Settings, certified: tuple[LoadedBundle, Certificate] | None = None) -> ServedModel:
+    """Check, select, load and warm up. A SlipwayError says why that is not possible. `certified`: what `read_certified` gave already."""
+    bundle, certificate = certified or read_certified(settings.bundle, settings.certificate, accept_draft=settings.accept_draft)
     _require_usable_input(bundle.manifest)  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)

@@ -7,11 +7,10 @@ counts are written before it answers, so they are exact at every scrape. docs/se
 
 import asyncio
 import atexit
-import math
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +20,16 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from serving.keeping import OUTCOMES
 from serving.model import ServedModel
 from serving.responses import ERRORS
+from serving.rollout.evidence import SHADOWED
+from serving.rollout.state import OUTCOMES as SWAPPED
 from serving.tallies import Count, Distribution, Level, Tally
+from serving.traffic import traffic
+from serving.watching.metrics import WatchingMetrics
 from slipway.files import is_alive
 from slipway.tether import tether_to
 
+KEY_REFUSALS = ("missing", "unknown", "role", "rate")
+SLOTS = ("stable", "candidate", "shadow")  # of the model that answered; a shadow answers copies
 STAGES = ("read", "decode", "queue", "infer", "encode")
 FLUSH_S = 0.05  # at most so long a count waits to be written
 # A series for each bound, label and worker: few for the stages, finer for the whole, whose percentiles are shown.
@@ -32,7 +37,6 @@ _STAGE_SECONDS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0)
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
 _FILL = (0.125, 0.25, 0.5, 0.75, 1.0)
-_PERCENTILES = (50, 95, 99)
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # BentoML sets it in every worker, before prometheus_client is imported
 _SERVER_DIRECTORY = "_SLIPWAY_SERVER_DIRECTORY"  # from the server process to its workers; not a setting
 
@@ -67,14 +71,33 @@ class Monitoring:
         self._expired = self._tally(Count(expired))
         kept = Counter("slipway_kept_requests", "Sampled requests, by whether they were kept.", ["outcome"], registry=registry)
         self._kept = {outcome: kept.labels(outcome) for outcome in OUTCOMES}
+        refused_keys = Counter("slipway_refused_keys", "Requests refused for their key, by why.", ["reason"], registry=registry)
+        self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
+        key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
+        self._key_faults = self._tally(Count(key_faults))
         queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         self._queue = self._tally(Level(queue))
+        answers = Counter("slipway_predictions", "Requests that a model answered, by its place in a rollout.", ["slot"], registry=registry)
+        self._answers = {slot: self._tally(Count(answers.labels(slot))) for slot in SLOTS}
+        swaps = Counter("slipway_swaps", "What became of models that were rolled out.", ["outcome"], registry=registry)
+        self._swaps = {outcome: swaps.labels(outcome) for outcome in SWAPPED}
+        shadowed = Counter("slipway_shadow", "Copies of requests, by how the candidate answered them.", ["outcome"], registry=registry)
+        self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
+        self._share = Gauge(
+            "slipway_candidate_share", "Share of the requests that a canary answers.", multiprocess_mode="livemax", registry=registry
+        )
         self._ready = Gauge("slipway_ready", "Workers that are ready.", multiprocess_mode="livesum", registry=registry)
         labels = ["model_version", "task", "backend", "provider", "precision", "variant", "requested_provider", "requested_variant"]
         self._info = Gauge(
             "slipway_model_info", "1 for the model that is ready, and how it runs.", labels, multiprocess_mode="livemax", registry=registry
         )
         self._shown: Gauge | None = None
+        self.watching = WatchingMetrics(registry)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where a part of the service with gauges of its own registers them."""
+        return self._registry
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer; `route` is one of the front's own, never a path that a caller made up."""
@@ -97,9 +120,35 @@ class Monitoring:
         """Count a request whose deadline passed before the model took any of it."""
         self._expired.add()
 
+    def key_refused(self, reason: str) -> None:
+        """Count a request that was refused for its key; `reason` is one of KEY_REFUSALS."""
+        self._refused_keys[reason].add()
+
+    def keys_unreadable(self) -> None:
+        """Count a file of keys that could not be read, or had wrong lines."""
+        self._key_faults.add()
+
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
         self._kept[outcome].inc(num_requests)
+
+    def answer(self, slot: str) -> None:
+        """Count a request that the model in that slot answered; one of SLOTS."""
+        self._answers[slot].add()
+
+    def swap(self, outcome: str) -> None:
+        """Count what became of a candidate. One worker does, whoever sees it first."""
+        self._swaps[outcome].inc()
+
+    def shadowed(self, outcome: str) -> None:
+        """Count a copy of a request. Any thread may call it."""
+        self._shadowed[outcome].inc()
+        if outcome in ("agrees", "differs"):
+            self._answers["shadow"].add()
+
+    def candidate_share(self, share: float) -> None:
+        """Set the share of the requests that a canary answers, 0 where there is none."""
+        self._share.set(share)
 
     def stage(self, stage: str, seconds: float) -> None:
         """Note how long a stage of one prediction took."""
@@ -118,6 +167,10 @@ class Monitoring:
         """Set the number of requests between decoding and answer. Any thread may call it."""
         self._queue.set(num_requests)
 
+    def not_ready(self) -> None:
+        """Show that this worker wants no more requests, whether it answers them or not."""
+        self._ready.set(0)
+
     def model(self, model: ServedModel | None) -> None:
         """Show which model is ready, or that none is."""
         self._ready.set(1 if model else 0)
@@ -131,25 +184,13 @@ class Monitoring:
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format, summed over the workers of this server. Any thread may call it."""
-        return generate_latest(self._summed())
+        shared = CollectorRegistry()
+        shared.register(self.watching)  # what every worker knows alike is not summed
+        return _without_former_models(generate_latest(self._summed())) + generate_latest(shared)
 
-    def summary(self) -> dict[str, Any]:
-        """The traffic so far, over all workers, for people: see docs/serving.md. Any thread may call it, and reads files in it."""
-        samples = [sample for metric in self._summed().collect() for sample in metric.samples]
-        by_code: dict[str, int] = {}
-        for sample in samples:
-            if sample.name == "slipway_requests_total":
-                code = sample.labels["code"]
-                by_code[code] = by_code.get(code, 0) + int(sample.value)
-        buckets = [(float(sample.labels["le"]), sample.value) for sample in samples if sample.name == "slipway_predict_seconds_bucket"]
-        single = {sample.name: sample.value for sample in samples if not sample.labels}
-        return {
-            "requests_by_code": dict(sorted(by_code.items())),
-            "predictions": int(single.get("slipway_batch_size_sum", 0)),
-            "latency_ms": {f"p{percentile}": _percentile_ms(buckets, percentile) for percentile in _PERCENTILES},
-            "queue_depth": int(single.get("slipway_queue_depth", 0)),
-            "expired": int(single.get("slipway_expired_total", 0)),
-        }
+    def summary(self, asking: Collection[str] | None = None) -> dict[str, Any]:
+        """The traffic so far, over all workers, for people; `asking` are the routes that count, None: all. Any thread may call it."""
+        return traffic(self._summed().collect(), asking)
 
     def flush(self) -> None:
         """Write all counts. Any thread may call it."""
@@ -189,24 +230,6 @@ class Monitoring:
         return summed
 
 
-def _percentile_ms(buckets: Iterable[tuple[float, float]], percentile: int) -> float | None:
-    """From (bound in seconds, values up to it) of a histogram, as Prometheus' histogram_quantile; None without any value.
-
-    Within a bucket values are taken to be spread evenly; beyond the last bound it is that bound.
-    """
-    below, bound_below = 0.0, 0.0
-    ordered = sorted(buckets)
-    if not ordered or not ordered[-1][1]:
-        return None
-    rank = percentile / 100 * ordered[-1][1]
-    for bound, up_to in ordered:
-        if up_to >= rank and math.isfinite(bound):
-            return 1000 * (bound_below + (bound - bound_below) * (rank - below) / (up_to - below))
-        if math.isfinite(bound):
-            below, bound_below = up_to, bound
-    return 1000 * bound_below
-
-
 def open_server_directory(parent: Path) -> None:
     """Called once by a server before its workers start: gives them a folder of their own below `parent`.
 
@@ -231,6 +254,12 @@ def tether_to_server() -> None:
 def _enter_server_directory() -> None:
     if _SERVER_DIRECTORY in os.environ:
         os.environ[_MULTIPROCESS] = os.environ[_SERVER_DIRECTORY]  # read again whenever a metric is made
+
+
+def _without_former_models(exposition: bytes) -> bytes:
+    """Without the models that were swapped out, whose series cannot be removed while several processes count: each swap would leave one."""
+    lines = exposition.splitlines(keepends=True)
+    return b"".join(line for line in lines if not (line.startswith(b"slipway_model_info{") and line.endswith(b" 0.0\n")))
 
 
 def _forget_dead_workers(directory: Path) -> None:

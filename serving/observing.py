@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.payload import Payload
+from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution
 
 
@@ -21,10 +22,15 @@ class Answered:
     payload: Payload
     is_list: bool
     inputs: NDArray[Any]  # (rows, ...) as the model took them
-    bundle_digest: str
+    bundle: LoadedBundle
     execution: Execution
     outputs: dict[str, list[NDArray[np.float32]]]  # by the graph's output name, of each row
     answers: list[dict[str, Any]]
+
+    @property
+    def bundle_digest(self) -> str:
+        """Hex SHA-256 of the model's bundle.json."""
+        return self.bundle.digest
 
 
 class Observer(Protocol):

@@ -5,7 +5,9 @@ types, and forms with anything but files named `image`. Text in that field is ne
 """
 
 import functools
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -44,7 +46,9 @@ async def read_images(headers: Headers, receive: Receive, max_bytes: int, max_it
         boundary = options.get(b"boundary")
         if not boundary:
             raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
-        return images_from_form(await read_body(headers, receive, max_bytes), boundary, max_items)
+        form = FormReader(boundary, max_items)
+        await _feed(headers, receive, max_bytes, form.write)
+        return form.images()
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
         return (await read_body(headers, receive, max_bytes),)
     raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
@@ -74,7 +78,15 @@ def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length is declared."""
+    """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
+    body = io.BytesIO()  # gives its bytes away without copying them
+    await _feed(headers, receive, max_bytes, body.write)
+    return body.getvalue()
+
+
+async def _feed(headers: Headers, receive: Receive, max_bytes: int, take: Callable[[bytes], object]) -> None:
+    """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
+    _require_plain(headers)
     declared = headers.get(b"content-length")
     if declared is None and b"transfer-encoding" not in headers:
         raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
@@ -82,16 +94,26 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
         raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
     if declared is not None and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
-    body = bytearray()
+    num_bytes = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
+        piece = message.get("body", b"")
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
             raise _too_large(max_bytes)
+        take(piece)
         if not message.get("more_body", False):
-            return bytes(body)
+            return
+
+
+def _require_plain(headers: Headers) -> None:
+    """Nothing is ever decompressed: no body is larger than it looks."""
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
+        raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
 
 
 def _too_large(max_bytes: int) -> Refusal:
@@ -101,7 +123,7 @@ def _too_large(max_bytes: int) -> Refusal:
 @dataclass
 class _Part:
     headers: dict[str, bytes] = field(default_factory=dict)
-    content: bytearray = field(default_factory=bytearray)
+    content: io.BytesIO = field(default_factory=io.BytesIO)
 
     @property
     def name(self) -> str:
@@ -116,21 +138,46 @@ class _Part:
         return parse_options_header(self.headers.get("content-disposition"))[1]
 
 
-class _FormReader:
-    """Collects at most `max_parts` parts of a form; its methods are the parser's callbacks."""
+class FormReader:
+    """Reads a multipart form of at most `max_parts` files as it arrives, so that it is in memory once.
 
-    def __init__(self, max_parts: int) -> None:
-        self.parts: list[_Part] = []
-        self.complete = False
+    What is wrong at its beginning is refused there. The other methods are the parser's callbacks.
+    """
+
+    def __init__(self, boundary: bytes, max_parts: int) -> None:
+        self._parts: list[_Part] = []
+        self._is_complete = False
         self._max_parts = max_parts
         self._name = b""
         self._value = b""
+        callbacks: MultipartCallbacks = {
+            "on_part_begin": self.on_part_begin,
+            "on_part_data": self.on_part_data,
+            "on_header_begin": self.on_header_begin,
+            "on_header_field": self.on_header_field,
+            "on_header_value": self.on_header_value,
+            "on_header_end": self.on_header_end,
+            "on_end": self.on_end,
+        }
+        with _refusing():
+            self._parser = MultipartParser(boundary, callbacks)
+
+    def write(self, piece: bytes) -> None:
+        """Take the next bytes; Refusal if they cannot be of such a form."""
+        with _refusing():
+            self._parser.write(piece)
+
+    def images(self) -> tuple[bytes, ...]:
+        """The files `image` in their order; Refusal unless there is at least one, and nothing else, and the form is whole."""
+        if not self._is_complete:
+            raise Refusal("malformed_body", "the multipart form breaks off before its closing boundary")
+        return _only_images(self._parts)
 
     def on_part_begin(self) -> None:
-        if len(self.parts) == self._max_parts:
+        if len(self._parts) == self._max_parts:
             message = f"the form has more than {self._max_parts} parts, the limit; send fewer images in each request (SLIPWAY_MAX_ITEMS)"
             raise Refusal("too_many_items", message, field=FIELD)
-        self.parts.append(_Part())
+        self._parts.append(_Part())
 
     def on_header_begin(self) -> None:
         self._name, self._value = b"", b""
@@ -142,34 +189,21 @@ class _FormReader:
         self._value += data[start:end]
 
     def on_header_end(self) -> None:
-        self.parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
+        self._parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.parts[-1].content += data[start:end]
+        self._parts[-1].content.write(memoryview(data)[start:end])
 
     def on_end(self) -> None:
-        self.complete = True
+        self._is_complete = True
 
 
-def images_from_form(body: bytes, boundary: bytes, max_items: int) -> tuple[bytes, ...]:
-    """The files `image` of a multipart form in their order; Refusal unless there are 1 to `max_items` and nothing else."""
-    reader = _FormReader(max_items)
-    callbacks: MultipartCallbacks = {
-        "on_part_begin": reader.on_part_begin,
-        "on_part_data": reader.on_part_data,
-        "on_header_begin": reader.on_header_begin,
-        "on_header_field": reader.on_header_field,
-        "on_header_value": reader.on_header_value,
-        "on_header_end": reader.on_header_end,
-        "on_end": reader.on_end,
-    }
+@contextmanager
+def _refusing() -> Iterator[None]:
     try:
-        MultipartParser(boundary, callbacks).write(body)
+        yield
     except FormParserError as error:
         raise Refusal("malformed_body", f"the multipart form cannot be read: {str(error)[:200]}") from None
-    if not reader.complete:
-        raise Refusal("malformed_body", "the multipart form breaks off before its closing boundary")
-    return _only_images(reader.parts)
 
 
 def _only_images(parts: list[_Part]) -> tuple[bytes, ...]:
@@ -184,7 +218,7 @@ def _only_images(parts: list[_Part]) -> tuple[bytes, ...]:
             raise Refusal(
                 "not_a_file", f"{place} is text, expected a file (curl -F {FIELD}=@picture.png); URLs are not fetched", field=place
             )
-    return tuple(bytes(part.content) for part in parts)
+    return tuple(part.content.getvalue() for part in parts)
 
 
 def item_field(position: int, num_items: int) -> str:

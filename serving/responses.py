@@ -15,16 +15,24 @@ ERRORS = {
     "malformed_request": 400,
     "malformed_body": 400,
     "malformed_json": 400,
+    "key_missing": 401,
+    "key_unknown": 401,
+    "not_allowed": 403,
+    "foreign_origin": 403,
     "not_found": 404,
     "unknown_model": 404,
     "method_not_allowed": 405,
     "header_timeout": 408,
     "body_timeout": 408,
+    "rollout_refused": 409,
     "length_required": 411,
     "body_too_large": 413,
     "too_many_items": 413,
     "too_many_rows": 413,
+    "url_too_long": 414,
     "unsupported_media_type": 415,
+    "expectation_failed": 417,
+    "unknown_host": 421,
     "missing_field": 422,
     "unknown_field": 422,
     "not_a_file": 422,
@@ -41,17 +49,31 @@ ERRORS = {
     "out_of_range": 422,
     "transform_failed": 422,
     "tensor_mismatch": 422,
+    "rollout_invalid": 422,
+    "unknown_label": 422,
+    "not_one_item": 422,
+    "explain_busy": 429,
     "queue_full": 429,
+    "rate_limited": 429,
     "headers_too_large": 431,
     "internal": 500,
     "model_failed": 500,
     "invalid_answer": 500,
     "not_ready": 503,
+    "feedback_unavailable": 503,
     "too_many_connections": 503,
     "deadline_exceeded": 504,
 }
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode  # json.dumps would make one each time
 RETRY_AFTER = ("retry-after", "1")  # seconds
+# In every answer that does not say otherwise: it is for its caller alone, is what it says it is, and runs and embeds nothing.
+GUARDING: tuple[tuple[str, str], ...] = (
+    ("cache-control", "no-store"),
+    ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("referrer-policy", "no-referrer"),
+    ("x-content-type-options", "nosniff"),
+)
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault of ours
@@ -108,12 +130,18 @@ async def send_response(response: Response, request_id: str, send: Send, *, with
 
 def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, bytes]]:
     """All headers of an answer."""
-    headers = [
-        ("content-type", response.content_type),
-        ("content-length", str(len(response.body))),
-        ("cache-control", "no-store"),
-        ("x-content-type-options", "nosniff"),
-        ("x-request-id", request_id),
-        *response.headers,
+    own = [
+        (b"content-type", response.content_type.encode("latin-1")),
+        (b"content-length", b"%d" % len(response.body)),
+        *((name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers),
     ]
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    return guarded_headers(own, request_id) if response.headers else [*own, *_GUARDING, (b"x-request-id", request_id.encode("latin-1"))]
+
+
+def guarded_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    """An answer's `own` headers, and those of GUARDING that it lacks."""
+    named = {name for name, _ in own}
+    return [*own, *(header for header in _GUARDING if header[0] not in named), (b"x-request-id", request_id.encode("latin-1"))]
+
+
+_GUARDING = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in GUARDING]

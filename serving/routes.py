@@ -1,17 +1,18 @@
-"""What a path leads to: the methods it takes, who may call it, and what answers.
+"""What a path leads to: the methods it takes, who may call it, what answers, and what the description of the API says of it.
 
 An endpoint's module in serving/endpoints/ makes its routes; the front finds the one of a request. A path that ends with `/*` stands
 for everything below it, so that a path that a caller made up never becomes the label of a metric.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from starlette.types import Receive
 
 from serving.reading import Headers
 from serving.responses import Response
+from slipway.bundle import Bundle
 
 READING = ("GET", "HEAD")
 Access = Literal["open", "caller", "operator"]  # anybody who reaches the port; who may ask the model; who runs the service
@@ -28,9 +29,22 @@ class Request:
     headers: Headers
     receive: Receive
     started: float  # perf_counter seconds
+    caller: str | None = None  # the name of its key, once the gate has let it pass
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the description of the API says of a route. Schemas are those of OpenAPI 3.0, by media type."""
+
+    summary: str
+    takes: Mapping[str, Any] = field(default_factory=dict)  # of the body; empty: there is none
+    answers: Mapping[str, Any] = field(default_factory=dict)  # with status 200
+    errors: tuple[str, ...] = ()  # codes of ERRORS, beside those of every route
+    example: str = ""  # what curl is given beside the address
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+Describe = Callable[[Bundle | None], Operation]  # of the model that is served, or of none
 
 
 @dataclass(frozen=True)
@@ -40,9 +54,15 @@ class Route:
     methods: tuple[str, ...]
     handler: Handler | None  # None: BentoML's application behind the front answers
     access: Access
+    describe: Describe | None = None
 
 
 Routes = dict[str, Route]
+
+
+def always(operation: Operation) -> Describe:
+    """The same for every model."""
+    return lambda bundle: operation
 
 
 def find_route(routes: Routes, path: str) -> str | None:

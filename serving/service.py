@@ -6,8 +6,6 @@ the front (serving/front.py), which wraps BentoML's application. Binds to 127.0.
 
 import functools
 import logging
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +16,39 @@ from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
+from serving.allocation import fix_thresholds
 from serving.api import predict_method, read_columns, summary
+from serving.binding import require_safe_start
 from serving.connections import limit_connections
+from serving.draining import drain_on_sigterm
 from serving.front import Front
 from serving.inference import Inference
 from serving.monitoring import open_server_directory, tether_to_server
+from serving.operator_port import OperatorPort
 from serving.packing import bento_labels
+from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
+from serving.supervising import supervise
 from slipway.errors import SlipwayError
+from slipway.freed_memory import keep_little_freed_memory
 
 try:
     SETTINGS = read_settings()
 except SettingsError as error:
     raise BentoMLConfigException(str(error)) from None  # BentoML's commands print this one without a traceback
-COLUMNS = read_columns(SETTINGS.bundle)
+COLUMNS = read_columns(served_bundle(SETTINGS))
 
 
 @functools.cache
 def inference() -> Inference:
     """This process' model; made when a worker starts, not when the module is imported."""
     return Inference(SETTINGS)
+
+
+@functools.cache
+def operator_port() -> OperatorPort:
+    """This process' part of the second port."""
+    return OperatorPort(SETTINGS)
 
 
 class FrontedService(Service[Any]):  # type: ignore[misc]
@@ -49,7 +60,9 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         if not is_main:
             return application
         limit_connections(inference())
-        return Front(application, inference())
+        front = Front(application, inference())
+        operator_port().application = front.for_operators()
+        return front
 
     @property
     def labels(self) -> dict[str, str]:
@@ -69,17 +82,6 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         return summary(COLUMNS)
 
 
-def _require_free(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        reason = (
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another with --port, or end the process that has it"
-        )
-        raise BentoMLConfigException(reason) from None
-
-
 @bentoml.service(
     name="slipway",
     service_class=FrontedService,
@@ -96,19 +98,27 @@ class Slipway:
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod
     def prepare() -> None:
-        """Once, before any worker starts: a port that is taken is one line, not a traceback of the process manager."""
+        """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
+        supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")
         context = click.get_current_context(silent=True)
         if context is not None:
             host = context.params.get("host") or BentoMLContainer.http.host.get()
-            _require_free(host, context.params.get("port") or BentoMLContainer.http.port.get())
+            try:
+                require_safe_start(SETTINGS, host, context.params.get("port") or BentoMLContainer.http.port.get())
+            except SlipwayError as error:
+                raise BentoMLConfigException(str(error)) from None
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        keep_little_freed_memory()
+        drain_on_sigterm(inference())
+        fix_thresholds()
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
+        await operator_port().open()
         if SETTINGS.workers > 1:
             # They share one socket: one that is still loading must not take connections that another could answer.
             await inference().loaded()
@@ -117,8 +127,9 @@ class Slipway:
     async def stop(self) -> None:
         """Let the queue run empty."""
         await inference().stop()
+        await operator_port().close()
 
     async def __is_ready__(self) -> bool:
-        return inference().model is not None
+        return inference().model is not None and not inference().is_draining
 
     predict = predict_method(COLUMNS, lambda payload, request_id: inference().predict(payload, request_id))

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent  # the project's folder, or `src` 
 
 Provider = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
 Variant = Literal["auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
+_HOSTS = r"^([A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*)?$"
 DEFAULT_BATCH_SIZE = 32  # of max_batch_size "auto": more than the queue usually holds, and quick to warm up
 
 
@@ -39,6 +40,7 @@ class Settings(BaseSettings):
     rebuilt_engine: Path = Path("artifacts/rebuilt_engine")  # built and certified on this machine
     rebuild_engine: bool = False  # build it in the background where the engine is another machine's
     engine_cache: Path = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
+    state: Path = Path(".work/serving")  # what the service remembers: what is rolled out
     accept_draft: bool = False  # for the verify stage alone, whose HTTP hop needs a service before it can certify one
     provider: Provider = "auto"
     variant: Variant = "auto"
@@ -49,22 +51,39 @@ class Settings(BaseSettings):
     max_rows: Annotated[int, Field(ge=1, le=65536)] = 1024  # of a table, in one request
     max_batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256  # requests in decoding, waiting and running, per worker
+    max_wait_s: Annotated[float, Field(gt=0, le=600)] = 1.0  # of work that a burst may leave in the queue
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # per worker; each takes a file descriptor
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    keys: Path | None = None  # file of the digests of keys; unset or empty: no key is asked for
+    allow_anyone: bool = False  # listen where others can reach it, without keys
+    hosts: Annotated[str, Field(pattern=_HOSTS)] = ""  # names it is called by without keys, with commas; addresses and localhost always are
+    admin_port: Annotated[int, Field(ge=0, le=65535)] = 0  # of what operators ask; 0: on the main port
+    admin_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of the requests that a candidate answers copies of
+    watch: bool = True  # drift, and feedback
+    window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 1000  # that a window for drift ends with
+    window_minutes: Annotated[float, Field(gt=0, le=44640)] = 60.0  # after which it ends with fewer, if they are enough to be judged
+    feedback_rows: Annotated[int, Field(ge=100, le=100_000_000)] = 100_000  # predictions, and truths, that are remembered
+    feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # for so long
     keep_directory: Path | None = None  # of kept requests; unset or empty: nothing is kept
     keep_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of all requests
     keep_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the whole folder, over all workers
     keep_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: as long as there is room
 
-    @field_validator("keep_directory", mode="before")
+    @field_validator("keep_directory", "keys", mode="before")
     @classmethod
     def _empty_is_unset(cls, path: Any) -> Any:
         return path or None
 
-    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "keep_directory")
+    @field_validator("bundle", "certificate", "engine", "rebuilt_engine", "engine_cache", "state", "keep_directory", "keys")
     @classmethod
     def _from_the_root(cls, path: Path | None) -> Path | None:
         return ROOT / path if path else None
+
+    def host_names(self) -> frozenset[str]:
+        """The names in `hosts`, in lower case."""
+        return frozenset(name for name in self.hosts.lower().split(",") if name)
 
     def threads_per_worker(self) -> int:
         """Threads of one worker's ONNX Runtime."""

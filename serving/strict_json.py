@@ -6,6 +6,7 @@ UTF-8, nesting beyond MAX_DEPTH. How many values there are is known, and limited
 
 import math
 import re
+from collections.abc import Iterator
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, NoReturn
 
@@ -15,24 +16,47 @@ MAX_DEPTH = 4  # {"rows": [{"column": value}]} has 3; one more, so that a list i
 MAX_DIGITS = 400  # of a number; a double has at most 309 before the point
 _EXACT_DIGITS = 18
 # A string, also one that never ends: the possessive repeats keep any text at one pass.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_TEXT = rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
+_STRING = re.compile(_TEXT, re.DOTALL)
+_BLOCK = re.compile(rb'(?:[^"]{1,128}+|%s){1,1000}+' % _TEXT, re.DOTALL)  # whole strings, and not much between them
+_ONE_BLOCK = 1 << 20  # bytes; up to here it is not worth it
 _OPENING, _CLOSING = b"[{", b"]}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
-    """Whether a JSON text may hold more than `most` values, told before any is made. Refusal if they are nested too deeply."""
-    structure, num_strings = _STRING.subn(b"", body, count=2 * most + 1)
-    brackets = structure.translate(None, _NOT_BRACKETS)
-    if num_strings > 2 * most or structure.count(b",") + len(brackets) >= most:
-        return True
-    depth = 0
-    for bracket in brackets:
-        depth += 1 if bracket in _OPENING else -1
-        if depth > max_depth:
-            raise _malformed(f"it is nested more than {max_depth} deep")
+    """Whether a JSON text may hold more than `most` values, told before any is made. Refusal if they are nested too deeply.
+
+    A long text is looked at in blocks, so that it is never in memory twice.
+    """
+    num_strings = num_separators = depth = deepest = 0
+    for block in _blocks(body):
+        structure, found = _STRING.subn(b"", block, count=2 * most + 1)
+        brackets = structure.translate(None, _NOT_BRACKETS)
+        num_strings += found
+        num_separators += structure.count(b",") + len(brackets)
+        if num_strings > 2 * most or num_separators >= most:
+            return True
+        for bracket in brackets:
+            depth += 1 if bracket in _OPENING else -1
+            deepest = max(deepest, depth)
+    if deepest > max_depth:
+        raise _malformed(f"it is nested more than {max_depth} deep")
     return False
+
+
+def _blocks(body: bytes) -> Iterator[bytes | memoryview]:
+    """The body in pieces that cut no string."""
+    if len(body) <= _ONE_BLOCK:
+        yield body
+        return
+    position = 0
+    while position < len(body):
+        block = _BLOCK.match(body, position)
+        assert block  # it takes at least one byte wherever there is one
+        yield memoryview(body)[position : block.end()]
+        position = block.end()
 
 
 def parse(body: bytes) -> Any:

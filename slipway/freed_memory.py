@@ -1,8 +1,13 @@
-"""Keeps the memory that a batch or a picture leaves behind, for the next one.
+"""What becomes of freed memory: kept for the next batch where the same is done again and again, given back where callers decide.
 
-glibc gives large blocks back to the system at once, and the next batch pays for fresh pages: up to two thirds of the time of a batch
-of small images, and a twentieth of what cleaning takes for a photograph. Other C libraries are left as they are. Each thread that
-allocates keeps at most `_KEPT_BYTES` at the end of its memory.
+glibc gives large blocks back to the system at once, until it has seen one; then it keeps those of that size. Other C libraries are left
+as they are.
+
+*Kept*: the next batch would pay for fresh pages, up to two thirds of the time of a batch of small images, and a twentieth of what
+cleaning takes for a photograph. Each thread that allocates keeps at most `_KEPT_BYTES` at the end of its memory.
+
+*Given back*: one picture of many megapixels, even a refused one, would leave a service 90 MB larger for as long as it runs; and so
+would a model that ended.
 """
 
 import ctypes
@@ -10,12 +15,35 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LARGEST_BLOCK = 32 << 20  # the most that glibc allows; larger ones still come from the system
 _KEPT_BYTES = 256 << 20
+_LARGEST_BLOCK_OF_A_SERVICE = 1 << 20  # beyond what a batch of ordinary pictures takes
+_KEPT_BYTES_OF_A_SERVICE = 2 << 20
 
 
 def keep_freed_memory() -> bool:
     """Ask it of this process and of those that it forks; False where that cannot be asked."""
+    return _set_thresholds(_LARGEST_BLOCK, _KEPT_BYTES)
+
+
+def keep_little_freed_memory() -> bool:
+    """Ask the opposite, also that glibc does not change its mind."""
+    return _set_thresholds(_LARGEST_BLOCK_OF_A_SERVICE, _KEPT_BYTES_OF_A_SERVICE)
+
+
+def give_back_freed_memory() -> bool:
+    """Return freed blocks to the system, whatever is kept otherwise; False where that cannot be asked or there are none.
+
+    For after a model ended: glibc would keep its hundreds of megabytes. It takes milliseconds, in which other threads may have to wait.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return False
+    return bool(trim(0))
+
+
+def _set_thresholds(largest_block: int, kept_bytes: int) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)) and bool(mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
+    return bool(mallopt(_MMAP_THRESHOLD, largest_block)) and bool(mallopt(_TRIM_THRESHOLD, kept_bytes))

@@ -38,7 +38,14 @@ PATTERNS = (
     r"test_doctor\.py::test_a_slow_part_is_named.*\[disk",
     r"test_tables\.py::test_a_table_goes_from_packed_rows.*\[table_classification",
     r"test_pruning\.py::test_a_network_of_timm.*\[(test_vit|test_efficientnet)",
+    r"test_rollout_processes\.py::test_swaps_of_a_real.*\[60",
+    r"test_rollout_law\.py::test_of_rollouts_without.*\[1000",
+    r"test_bento\.py::test_it_serves_with_nothing_but",
     r"test_service_faults\.py::test_a_fault_in_the_columns.*\[wrong (category code|imputation)",
+    r"test_killed_workers\.py::test_killed_workers.*\[20",
+    r"test_under_fire\.py::test_(generated_requests.*\[10000|one_bad_image.*\[1000)",
+    r"test_steady\.py::test_memory.*\[2000-50000",
+    r"test_draining\.py::test_(a_rolling_restart.*\[3000|without_a_drain_the_same_restart)",
 )
 _PATTERN = re.compile("|".join(PATTERNS))
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.reading import images_from_form
+from serving.reading import FormReader
 from slipway.image_form import decode_images, encode_images
 
 IMAGES = st.lists(st.binary(max_size=60) | st.sampled_from([b"\r\n", b"\r\n--slipway-", b"--", b"\r\n\r\n"]), min_size=1, max_size=6)
@@ -16,7 +16,9 @@ def test_what_is_written_is_read_as_the_same_images_here_and_by_the_service(imag
     assert decode_images(content_type, body) == images
     if len(images) > 1:
         boundary = content_type.partition("boundary=")[2].encode()
-        assert images_from_form(body, boundary, len(images)) == tuple(images)
+        form = FormReader(boundary, len(images))
+        form.write(body)
+        assert form.images() == tuple(images)
 
 
 def test_one_image_is_the_body_itself() -> None:

@@ -4,7 +4,14 @@ import asyncio
 
 from serving.inference import Inference
 from serving.responses import Response, json_response
-from serving.routes import READING, Request, Route, Routes
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import TEXT
+
+PROBES = ("/livez", "/healthz", "/readyz")
+_STATUS = {"type": "object", "required": ["status"], "properties": {"status": TEXT, "model_version": TEXT}}
+_ALIVE = Operation("Whether the process can answer at all.", answers={"application/json": _STATUS})
+_READY = Operation("Whether a model is ready; if not, why.", answers={"application/json": _STATUS}, errors=("not_ready",))
+_METRICS = Operation("The metrics of all workers, in Prometheus' text format.", answers={"text/plain": TEXT})
 
 
 def routes(inference: Inference) -> Routes:
@@ -14,15 +21,15 @@ def routes(inference: Inference) -> Routes:
         return json_response({"status": "alive"})
 
     async def ready(request: Request) -> Response:
-        return json_response({"status": "ready", "model_version": inference.require_model().version})
+        return json_response({"status": "ready", "model_version": inference.require_ready().version})
 
     async def metrics(request: Request) -> Response:
         body = await asyncio.to_thread(inference.exposition)
         return Response(200, body, inference.monitoring.content_type)
 
     return {
-        "/livez": Route(READING, alive, "open"),
-        "/healthz": Route(READING, alive, "open"),
-        "/readyz": Route(READING, ready, "open"),
-        "/metrics": Route(READING, metrics, "operator"),
+        "/livez": Route(READING, alive, "open", always(_ALIVE)),
+        "/healthz": Route(READING, alive, "open", always(_ALIVE)),
+        "/readyz": Route(READING, ready, "open", always(_READY)),
+        "/metrics": Route(READING, metrics, "operator", always(_METRICS)),
     }

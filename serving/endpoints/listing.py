@@ -1,10 +1,15 @@
 """All of them together."""
 
-from serving.endpoints import describing, health, predicting, v2
+from serving.endpoints import describing, documenting, explaining, feedback, health, page, predicting, rollout, status, v2
 from serving.inference import Inference
 from serving.routes import Routes
 
 
 def all_routes(inference: Inference) -> Routes:
     """Every path that leads anywhere, by path."""
-    return describing.routes(inference) | predicting.routes(inference) | health.routes(inference) | v2.routes(inference)
+    routes: Routes = {}
+    for module in (page, predicting, explaining, feedback, v2, describing, health, rollout):
+        routes |= module.routes(inference)
+    asking = {path for path, route in routes.items() if "POST" in route.methods and route.access == "caller"} | {"other"}
+    routes |= status.routes(inference, asking)
+    return routes | documenting.routes(inference, routes)

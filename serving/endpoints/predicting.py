@@ -1,14 +1,40 @@
 """`POST /predict`: images or rows in, what the model says of them out."""
 
+import json
+import shlex
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
+from serving.description import example_row
 from serving.inference import Inference
 from serving.payload import Payload
 from serving.reading import read_payload
 from serving.responses import Refusal, Response, json_response
-from serving.routes import Request, Route, Routes
+from serving.routes import Operation, Request, Route, Routes
+from serving.schemas import payload_content, prediction_content
+from slipway.bundle import Bundle
+from slipway.columns import ColumnContract
+
+_OF_ANY_INPUT = (
+    "malformed_body", "length_required", "body_too_large", "unsupported_media_type", "body_timeout", "deadline_exceeded", "queue_full",
+    "not_ready", "model_failed", "invalid_answer",
+)  # fmt: skip
+_OF_IMAGES = (
+    "missing_field",
+    "unknown_field",
+    "too_many_items",
+    "not_a_file",
+    "empty",
+    "undecodable",
+    "truncated",
+    "pixel_bomb",
+    "transform_failed",
+)
+_OF_ROWS = (
+    "malformed_json", "too_many_rows", "not_a_row", "no_rows", "unknown_column", "missing_value", "type_violation", "unknown_category",
+    "out_of_range",
+)  # fmt: skip
 
 
 def routes(inference: Inference) -> Routes:
@@ -26,7 +52,19 @@ def routes(inference: Inference) -> Routes:
 
         return await predict_within_deadline(inference, request, read, encode)
 
-    return {"/predict": Route(("POST",), predict, "caller")}
+    return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
+
+
+def describe_predict(bundle: Bundle | None) -> Operation:
+    """What the description of the API says of `/predict`."""
+    takes = payload_content(bundle)
+    if bundle and isinstance(bundle.input, ColumnContract):
+        row = json.dumps(example_row(bundle.input), ensure_ascii=False)
+        summary, errors = "What the model says of one row, or of several.", _OF_ROWS
+        example = f"-H 'content-type: application/json' -d {shlex.quote(row)}"
+    else:
+        summary, errors, example = "What the model says of one image, or of several.", _OF_IMAGES, "-F image=@picture.png"
+    return Operation(summary, takes, prediction_content(bundle), (*_OF_ANY_INPUT, *errors), example)
 
 
 async def predict_within_deadline(

@@ -4,6 +4,7 @@ There is one model, `slipway`, in one version at a time: that which `/predict` a
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from serving.endpoints.predicting import predict_within_deadline
@@ -14,10 +15,18 @@ from serving.open_inference.messages import HEAD_LENGTH, InferRequest, parse_req
 from serving.payload import Payload
 from serving.reading import read_body
 from serving.responses import Refusal, Response, json_response
-from serving.routes import READING, Request, Route, Routes
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING
 
 MODEL = "slipway"
 _EXTENSIONS = ["binary_tensor_data", "classification"]
+_JSON = {"application/json": ANYTHING}
+_SERVER = Operation("The Open Inference Protocol: which server this is.", answers=_JSON)
+_LIVE = Operation("Whether the process can answer at all.", answers=_JSON)
+_READY = Operation("Whether the model is ready.", answers=_JSON, errors=("not_ready",))
+_METADATA = Operation("The tensors that the model takes and answers.", answers=_JSON, errors=("not_ready",))
+_INFER = Operation("What `/predict` answers, as tensors.", _JSON, _JSON, ("tensor_mismatch", "not_ready"), "-d @request.json")
+_VERSIONED = replace(_INFER, summary="The same of a model in one version.", errors=(*_INFER.errors, "unknown_model", "not_found"))
 _MODEL_PARTS = 2  # "models" and the name
 
 
@@ -40,10 +49,13 @@ def routes(inference: Inference) -> Routes:
         return json_response({"ready": True})
 
     return {
-        "/v2": Route(READING, server, "caller"),
-        "/v2/health/live": Route(READING, live, "open"),
-        "/v2/health/ready": Route(READING, ready, "open"),
-        "/v2/*": Route((*READING, "POST"), below, "caller"),
+        "/v2": Route(READING, server, "caller", always(_SERVER)),
+        "/v2/health/live": Route(READING, live, "open", always(_LIVE)),
+        "/v2/health/ready": Route(READING, ready, "open", always(_READY)),
+        f"/v2/models/{MODEL}": Route(READING, below, "caller", always(_METADATA)),
+        f"/v2/models/{MODEL}/ready": Route(READING, below, "caller", always(_READY)),
+        f"/v2/models/{MODEL}/infer": Route(("POST",), below, "caller", always(_INFER)),
+        "/v2/*": Route((*READING, "POST"), below, "caller", always(_VERSIONED)),
     }
 
 

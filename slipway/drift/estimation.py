@@ -22,6 +22,9 @@ MIN_ROWS = 100  # of a window
 _NORMAL = 1.959964  # of an interval of 95 %
 _MAX_CALIBRATION_ERROR = 0.05  # of the confidence on validation rows, by root mean square over the traffic's bins
 _LEAST_INFORMED = 0.01  # p-value: the mean squared errors of the outlier score's bins differ by more than chance
+_MAX_DISAGREEMENT = 0.02  # of estimates by one feature or another, in points of accuracy
+_MAX_DISAGREEMENT_OF_ERRORS = 0.1  # the same of a mean squared error, in parts of it
+_FAR = 3.0  # standard errors: what noise hardly makes in any of some dozen features
 _MAX_HALF_WIDTH = 0.1  # of the interval of an accuracy; of an RMSE in parts of it
 _MAX_STRANGE = 0.05  # share of rows unlike the reference's, beyond what the reference has itself
 
@@ -47,10 +50,11 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
     counts = window.quality_counts
     shares, means, variances = counts / counts.sum(), np.array(quality.residuals), np.array(quality.variances)
     rows = np.maximum(np.array(quality.counts), 1)
-    value = window.confidence_sum / window.num_rows + float(shares @ means)
+    value = window.confidence_sum / window.num_rows + float(shares @ quality.corrections)
     # Of the labels that the bins were learned from, and of the labels that these rows will turn out to have.
     deviation = math.sqrt(float(np.square(shares) @ (variances / rows)) + float(shares @ variances) / window.num_rows)
     reasons = [reason for reason in (_unseen(reference, window), _uninformed(quality, shares, rows, means, variances)) if reason]
+    reasons += _differently_calibrated(reference, quality, window, value)
     low, high = value - _NORMAL * deviation, value + _NORMAL * deviation
     if quality.metric == "rmse":
         value, low, high = (math.sqrt(max(0.0, square)) for square in (value, low, high))
@@ -96,3 +100,25 @@ def _uninformed(quality: QualityReference, shares: Float, rows: Float, means: Fl
     if error > _MAX_CALIBRATION_ERROR:
         return f"the confidence was off by {error:.0%} on validation rows like these, expected at most {_MAX_CALIBRATION_ERROR:.0%}"
     return ""
+
+
+def _differently_calibrated(reference: Reference, quality: QualityReference, window: Window, value: float) -> list[str]:
+    """The feature of the input, if there is one, by whose bins the estimate would be another: the score is not worth the same everywhere.
+
+    That is how a network that is surer of, say, rows of high contrast than it may be, is found where such rows become common.
+    """
+    found = []
+    for column, (feature, stratum) in enumerate(zip(reference.inputs.features, quality.strata, strict=True)):
+        shares = window.counts(column) / window.num_rows
+        variances, rows = np.array(stratum.variances), np.array(stratum.counts)
+        known = rows > 0
+        if not known.any():
+            continue
+        gap = float(shares[known] @ np.array(stratum.residuals)[known])
+        deviation = math.sqrt(float(np.square(shares[known]) @ (variances[known] / rows[known])))
+        most = _MAX_DISAGREEMENT if quality.metric == "accuracy" else _MAX_DISAGREEMENT_OF_ERRORS * value
+        if abs(gap) > max(most, _FAR * deviation):
+            found.append((abs(gap) / max(deviation, 1e-12), feature.name))
+    if not found:
+        return []
+    return [f"on validation rows with such a {max(found)[1]} the answers were better or worse than the estimate takes them to be"]

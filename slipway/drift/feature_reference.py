@@ -1,7 +1,6 @@
 """One feature and how the rows of the reference are spread over its bins."""
 
 import math
-from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
@@ -14,7 +13,7 @@ Float32 = NDArray[np.float32]
 
 
 class FeatureReference(Feature):
-    """A feature and how the reference's rows are spread over its bins."""
+    """A feature and how the reference's rows are spread over its bins. Arrays are not kept in it: pydantic could not compare two."""
 
     rows: int  # of the reference; more for features of the input than for those of the answer
     edges: list[float]  # of a number's bins, increasing; empty for a category
@@ -38,14 +37,14 @@ class FeatureReference(Feature):
         """Whether it is a number with two values or more."""
         return self.low is not None and self.high is not None and self.low < self.high
 
-    @cached_property
+    @property
     def normal_scores(self) -> NDArray[np.float64]:
         """(bins,) the normal quantile of the middle of each bin's rows; 0 for missing values."""
         counts = np.array(self.counts[:-1], np.float64)
         middles = (np.cumsum(counts) - counts / 2 + 0.25) / (counts.sum() + 0.5)  # never 0 or 1
         return np.array([*map(NormalDist().inv_cdf, middles), 0.0])
 
-    @cached_property
+    @property
     def _edges(self) -> Float32:
         return np.array(self.edges, np.float32)
 

@@ -23,8 +23,8 @@ Float = NDArray[np.float32]
 PREDICTED_CLASS = "predicted_class"
 CONFIDENCE = "confidence"
 OUTLIER_SCORE = "outlier_score"
-_OF_IMAGES = ("brightness", "contrast", "skewness", "sharpness", "noise", "black_share", "white_share", "centre")
-_OF_COLOURS = ("red", "green", "blue", "saturation")
+_OF_IMAGES = ("brightness", "contrast", "skewness", "sharpness", "noise", "black_share", "white_share", "centre", "top")
+_OF_COLOURS = ("red", "green", "blue", "saturation", "warmth")
 _LUMA = (np.float32(0.299), np.float32(0.587), np.float32(0.114))
 _GRID = 48  # guess: positions along a side are enough; a larger image is sampled with the stride that leaves as many or more
 _BLOCK_BYTES = 1 << 22  # pixels that are measured at a time
@@ -123,7 +123,8 @@ def _of_images(pixels: NDArray[np.uint8]) -> Float:
 
     sharpness: the variance of the Laplacian (Pech-Pacheco et al., ICPR 2000), as log(1 + .). noise: J. Immerkaer, Fast noise variance
     estimation, Computer Vision and Image Understanding 64 (1996) 300-302. skewness: the third standardised moment. black_share and
-    white_share: of pixels at 0 and 255. centre: the mean of the middle quarter of the area less the mean.
+    white_share: of pixels at 0 and 255. centre and top: the mean of the middle quarter, and
+    of the upper half, less the mean. warmth: red less blue.
     """
     stride = max(1, pixels.shape[1] // _GRID)
     sampled = pixels[:, ::stride, ::stride]
@@ -137,14 +138,16 @@ def _of_images(pixels: NDArray[np.uint8]) -> Float:
     skewness = (squares * offset).mean(axis=1) / np.maximum(contrast, 1e-3) ** 3
     quarter = grey.shape[1] // 4
     middle = grey[:, quarter : grey.shape[1] - quarter, quarter : grey.shape[2] - quarter]
+    upper = grey[:, : (grey.shape[1] + 1) // 2]
     sharpness, noise = _fine_structure(pixels, grey, stride)
     numbers = sampled.reshape(len(sampled), -1)
     shares = [(numbers == level).mean(axis=1) for level in (0, _WHITE)]
-    found = [mean, contrast, skewness, sharpness, noise, *shares, _mean(middle) - mean]
+    found = [mean, contrast, skewness, sharpness, noise, *shares, _mean(middle) - mean, _mean(upper) - mean]
     if len(colours) == 3:
         red, green, blue = colours
         spread = np.maximum(np.maximum(red, green), blue) - np.minimum(np.minimum(red, green), blue)
-        found += [_mean(red), _mean(green), _mean(blue), _mean(spread)]
+        means = [_mean(red), _mean(green), _mean(blue)]
+        found += [*means, _mean(spread), means[0] - means[2]]
     return np.column_stack(found).astype(np.float32)
 
 

@@ -6,14 +6,14 @@ Each number enters as the normal score of its bin, so that no unit and no far va
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.contract import Contract
 from slipway.drift.feature_reference import FeatureReference
-from slipway.drift.laws import quadratic_form_threshold
+from slipway.drift.laws import quadratic_form_tail, quadratic_form_threshold
+from slipway.drift.statistics import Comparison
 
 Bins = NDArray[np.intp]
 Sums = NDArray[np.int64]
@@ -36,11 +36,14 @@ class JointReference(Contract):
     eigenvalues: list[float]  # of the random features' covariance: the law's weights, above 0
     rows: int
 
-    def threshold(self, level: float) -> float:
-        """Of the squared distance of means over 1/W + 1/N, by the law of the reference's own covariance."""
-        return quadratic_form_threshold(level, tuple(self.eigenvalues))
+    def test(self, mean: NDArray[np.float64], num_rows: int, level: float) -> Comparison:
+        """The squared distance of a window's `mean` from the reference's, by the law of the reference's own covariance."""
+        scale, weights = 1 / num_rows + 1 / self.rows, self.eigenvalues
+        value = np.asarray(np.square(mean - np.array(self.mean)).sum())
+        threshold = np.asarray(quadratic_form_threshold(level, tuple(weights)) * scale)
+        return Comparison("mmd", value, threshold, lambda: np.asarray(quadratic_form_tail(float(value) / scale, np.array(weights))))
 
-    @cached_property
+    @property
     def _draws(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return _frequencies(self.seed, len(self.columns), self.bandwidth, len(self.mean))
 

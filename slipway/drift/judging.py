@@ -4,6 +4,7 @@ The budget is shared by all features, all statistics and all windows. An alarm i
 threshold. A window below the laws' validity is `too_small`: its rows belong into a longer one.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.contract import Contract
-from slipway.drift import laws
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.histogram import merge_rare
-from slipway.drift.joint import JointReference
 from slipway.drift.reference import Reference
-from slipway.drift.statistics import Statistic, Tested, kolmogorov_smirnov, mann_whitney, psi
+from slipway.drift.statistics import Comparison, Statistic, kolmogorov_smirnov, mann_whitney, psi
 from slipway.drift.window import Window
 
 Counts = NDArray[np.int64]
@@ -25,6 +24,7 @@ MIN_ROWS = 100  # of a window; below, the normal laws are not trusted at the lev
 LEAST_EXPECTED = 20.0  # rows of the smaller sample in a bin; rarer ones are put together
 JOINT = "all_numbers_together"
 _DAYS = 30
+_SQUARED = ("psi", "mmd")  # these grow with the square of a shift
 _NUM_TESTS = {"number": 3, "category": 1}  # psi, and of numbers Kolmogorov and Smirnov's and Mann and Whitney's
 
 
@@ -54,8 +54,8 @@ class FeatureVerdict(Contract):
 
     @property
     def strength(self) -> float:
-        """The value over its threshold: above 1 is drift, and features can be compared by it."""
-        return abs(self.value) / self.threshold
+        """How far it is beyond its threshold, above 1 for drift: in proportion to the shift, so that features can be compared by it."""
+        return _strength(self.statistic, self.value, self.threshold)
 
 
 class Verdict(Contract):
@@ -85,7 +85,7 @@ def judge_at(reference: Reference, window: Window, level: float) -> Verdict:
     each = level / num_tests  # Bonferroni: whatever the features have to do with each other
     found = [_judge_feature(feature, window.counts(column), each) for column, feature in enumerate(reference.features)]
     if reference.inputs.joint is not None:
-        found.append(_judge_joint(reference.inputs.joint, window, each))
+        found.append(_verdict_on(JOINT, [reference.inputs.joint.test(window.joint_mean, window.num_rows, each)]))
     ordered = sorted(found, key=lambda feature: feature.strength, reverse=True)
     drifted = any(feature.drifted for feature in found)
     return Verdict(verdict="drifted" if drifted else "clean", rows=window.num_rows, level=level, features=ordered)
@@ -109,21 +109,8 @@ def _comparable(counts: Counts, feature: FeatureReference) -> tuple[Counts, Coun
     return merge_rare(np.roll(counts, 1), np.roll(own, 1), LEAST_EXPECTED, ordered=True)  # missing ones first, where they are on their own
 
 
-def _judge_joint(joint: JointReference, window: Window, level: float) -> FeatureVerdict:
-    scale = 1 / window.num_rows + 1 / joint.rows
-    value = float(np.square(window.joint_mean - np.array(joint.mean)).sum())
-    weights = np.array(joint.eigenvalues)
-    tested = Tested(
-        "mmd",
-        np.asarray(value),
-        np.asarray(joint.threshold(level) * scale),
-        np.asarray(laws.quadratic_form_tail(value / scale, weights)),
-    )
-    return _verdict_on(JOINT, [tested])
-
-
-def _verdict_on(name: str, tested: list[Tested]) -> FeatureVerdict:
-    strongest = max(tested, key=lambda one: abs(float(one.values)) / float(one.thresholds))
+def _verdict_on(name: str, tested: list[Comparison]) -> FeatureVerdict:
+    strongest = max(tested, key=lambda one: _strength(one.statistic, float(one.values), float(one.thresholds)))
     value, threshold = float(strongest.values), float(strongest.thresholds)
     return FeatureVerdict(
         name=name,
@@ -131,6 +118,11 @@ def _verdict_on(name: str, tested: list[Tested]) -> FeatureVerdict:
         value=value,
         threshold=threshold,
         p_value=float(strongest.p_values),
-        drifted=abs(value) > threshold,
+        drifted=bool(strongest.exceeded),
         psi=float(tested[0].values),
     )
+
+
+def _strength(statistic: Statistic, value: float, threshold: float) -> float:
+    ratio = abs(value) / threshold
+    return math.sqrt(ratio) if statistic in _SQUARED else ratio

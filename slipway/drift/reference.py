@@ -116,31 +116,49 @@ def build_reference(
     further_inputs: Iterable[NDArray[Any]] = (),
 ) -> Reference:
     """The reference of validation rows and of one variant's answers; `further_inputs` as `describe_inputs` takes them."""
-    answers = describe_answers(output, calibration, Answers(rows.outputs, rows.scores), rows.targets)
-    return Reference(describe_inputs(contract, [rows.inputs], further_inputs), answers)
+    values = extract_inputs(contract, rows.inputs)
+    inputs = describe_inputs(contract, values, further_inputs)
+    return Reference(inputs, describe_answers(output, calibration, Answers(rows.outputs, rows.scores), rows.targets, inputs, values))
 
 
-def describe_inputs(contract: InputContract, blocks: Iterable[NDArray[Any]], further: Iterable[NDArray[Any]] = ()) -> InputReference:
-    """Of blocks of validation rows (rows, ...), one or more, and of `further` ones of the same kind, which count unless they are unlike.
+def describe_inputs(contract: InputContract, values: Float32, further: Iterable[NDArray[Any]] = ()) -> InputReference:
+    """Of the features (rows, features) of validation rows, and of blocks of `further` rows (rows, ...), which count unless they are unlike.
 
     Training rows are unlike where a split of the user's own, or one by time, put others into validation, which stand for the traffic.
     """
     features = input_features(contract)
-    own, more = (_extracted(contract, part, len(features)) for part in (blocks, further))
-    described = [describe(feature, own[:, column]) for column, feature in enumerate(features)]
-    values = own
+    described = [describe(feature, values[:, column]) for column, feature in enumerate(features)]
+    more = extract_blocks(contract, further)
     if len(more) and _are_alike(described, more):
-        values = np.concatenate([own, more])
+        values = np.concatenate([values, more])
         described = [describe(feature, values[:, column]) for column, feature in enumerate(features)]
-    return InputReference(features=described, joint=fit_joint(described, values), outside=_num_extreme(described, values), rows=len(values))
+    joint = fit_joint(described, values)
+    return InputReference(features=described, joint=joint, outside=_num_extreme(described, values), rows=len(values))
 
 
-def describe_answers(output: OutputContract, calibration: Calibration, answers: Answers, targets: NDArray[np.float64]) -> AnswerReference:
-    """Of what a variant answered to the validation rows, and the truth: `targets` (rows,) class index, or the number itself."""
+def extract_blocks(contract: InputContract, blocks: Iterable[NDArray[Any]]) -> Float32:
+    """(rows, features) float32 of the input, from blocks of rows that are not all held at a time."""
+    none = np.empty((0, len(input_features(contract))), np.float32)
+    return np.concatenate([none, *(extract_inputs(contract, block) for block in blocks)])
+
+
+def describe_answers(
+    output: OutputContract,
+    calibration: Calibration,
+    answers: Answers,
+    targets: NDArray[np.float64],
+    inputs: InputReference,
+    input_values: Float32,
+) -> AnswerReference:
+    """Of what a variant answered to the validation rows, the truth, and the rows' features of the input (rows, features).
+
+    `targets` (rows,) are class indices, or numbers.
+    """
     values = extract_outputs(answers.outputs, answers.scores)
+    strata = [(feature.bins(input_values[:, column]), len(feature.counts)) for column, feature in enumerate(inputs.features)]
     return AnswerReference(
         features=[describe(feature, values[:, column]) for column, feature in enumerate(output_features(output))],
-        quality=fit_quality(output, answers.outputs, answers.scores, targets),
+        quality=fit_quality(output, answers.outputs, answers.scores, targets, strata),
         outlier_threshold=calibration.outlier.threshold,
         outliers=int(calibration.is_outlier(answers.scores).sum()),
         rows=len(values),
@@ -172,10 +190,6 @@ def read_reference(bundle: LoadedBundle, variant: str = DEFAULT_VARIANT) -> Refe
     """
     payload = bundle.drift_bytes()
     return parse_references(payload).of(variant) if payload is not None else None
-
-
-def _extracted(contract: InputContract, blocks: Iterable[NDArray[Any]], num_features: int) -> Float32:
-    return np.concatenate([np.empty((0, num_features), np.float32), *(extract_inputs(contract, block) for block in blocks)])
 
 
 def _are_alike(described: Sequence[FeatureReference], values: Float32) -> bool:

@@ -4,7 +4,9 @@ Every statistic is of both samples: a reference is a sample as well, and a thres
 often as it is small.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,13 +17,24 @@ Float = NDArray[np.float64]
 Statistic = Literal["psi", "kolmogorov_smirnov", "mann_whitney", "mmd"]
 
 
-class Tested(NamedTuple):
-    """Values of a statistic (...), what they may be at most at the level, and how likely values as large are without drift."""
+@dataclass(frozen=True)
+class Comparison:
+    """Values of a statistic (...), and what their size may be at most at the level."""
 
     statistic: Statistic
     values: Float
     thresholds: Float
-    p_values: Float
+    tail: Callable[[], Float]
+
+    @property
+    def p_values(self) -> Float:
+        """(...) how likely values as large are without drift."""
+        return self.tail()
+
+    @property
+    def exceeded(self) -> NDArray[np.bool_]:
+        """(...) whether a value is beyond its threshold."""
+        return np.abs(self.values) > self.thresholds
 
 
 def noise(windows: ArrayLike, reference: ArrayLike) -> Float:
@@ -30,7 +43,7 @@ def noise(windows: ArrayLike, reference: ArrayLike) -> Float:
     return of_both
 
 
-def psi(windows: ArrayLike, reference: ArrayLike, level: float) -> Tested:
+def psi(windows: ArrayLike, reference: ArrayLike, level: float) -> Comparison:
     """The population stability index in its quadratic form, and Pearson's chi-square of homogeneity as its law.
 
     The index is the sum over bins of (p - q) ln(p / q), which is (p - q)**2 over the logarithmic mean of p and q. Here it is over the share
@@ -45,19 +58,19 @@ def psi(windows: ArrayLike, reference: ArrayLike, level: float) -> Tested:
     values = (np.square(shares - own / own.sum()) / of_both).sum(axis=-1)
     scale, freedom = noise(counts, own), max(1, counts.shape[-1] - 1)
     thresholds = laws.chi_square_threshold(level, freedom) * scale
-    return Tested("psi", values, thresholds, laws.chi_square_tail(values / scale, freedom))
+    return Comparison("psi", values, thresholds, lambda: laws.chi_square_tail(values / scale, freedom))
 
 
-def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -> Tested:
+def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -> Comparison:
     """The largest distance between the distribution functions at the bins' edges, whose law on bins is milder than Kolmogorov's: safe."""
     counts, own = np.asarray(windows, np.float64), np.asarray(reference, np.float64)
     below = np.cumsum(counts, axis=-1) / counts.sum(axis=-1, keepdims=True)
     values = np.abs(below - np.cumsum(own) / own.sum()).max(axis=-1)
     scale = np.sqrt(noise(counts, own))
-    return Tested("kolmogorov_smirnov", values, laws.kolmogorov_threshold(level) * scale, laws.kolmogorov_tail(values / scale))
+    return Comparison("kolmogorov_smirnov", values, laws.kolmogorov_threshold(level) * scale, lambda: laws.kolmogorov_tail(values / scale))
 
 
-def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> Tested:
+def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> Comparison:
     """The probability that a row of the window is larger than one of the reference, less one half: a shift up or down.
 
     Ties count half. The normal law with the variance corrected for ties (Lehmann, Nonparametrics, 1975, section 1.4).
@@ -69,4 +82,4 @@ def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> Test
     both, size = counts + own, num + num_own
     ties = (both**3 - both).sum(axis=-1) / (size**3 - size)
     deviations = np.sqrt(np.maximum((size + 1) / (12 * num * num_own) * (1 - ties), 1e-300))
-    return Tested("mann_whitney", values, laws.normal_threshold(level) * deviations, laws.normal_tail(values / deviations))
+    return Comparison("mann_whitney", values, laws.normal_threshold(level) * deviations, lambda: laws.normal_tail(values / deviations))

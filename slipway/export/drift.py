@@ -13,7 +13,7 @@ from slipway.bundle import DRIFT, ModelFile, OutputContract
 from slipway.calibration import Answers, Calibration
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
-from slipway.drift.reference import describe_answers, describe_inputs, references_bytes
+from slipway.drift.reference import describe_answers, describe_inputs, extract_blocks, references_bytes
 from slipway.input_contract import InputContract
 from slipway.runtime import open_onnx
 
@@ -49,14 +49,16 @@ def write_drift(
     validation, train = rows.validation, rows.train
     chosen = choose_rows(validation, rows.seed)
     further = _blocks(train.inputs, choose_rows(train, rows.seed)) if train and has_served_form(train.inputs, contract) else ()
-    inputs = describe_inputs(contract, _blocks(validation.inputs, chosen), further)
+    values = extract_blocks(contract, _blocks(validation.inputs, chosen))
+    inputs = describe_inputs(contract, values, further)
     answers = {}
     for variant, model in models.items():
         graph = (root / model.file).read_bytes()
         runner = open_onnx(graph, variant=variant, precision=model.precision, provider="cpu", num_threads=0)
         outputs, scores = zip(*(runner.run(block) for block in _blocks(validation.inputs, chosen, rows.batch_size)), strict=True)
         found = Answers(np.concatenate(outputs), np.concatenate(scores))
-        answers[variant] = describe_answers(output, model.calibration or calibration, found, validation.targets[chosen])
+        own = model.calibration or calibration
+        answers[variant] = describe_answers(output, own, found, validation.targets[chosen], inputs, values)
     payload = references_bytes(inputs, answers)
     files.write_bytes(root / DRIFT, payload)
     return files.sha256_bytes(payload)

@@ -30,7 +30,8 @@ def running_service(command: list[str], settings: dict[str, str], log: Path, rea
     `settings` are its environment variables. UnavailableError if it is not ready within the deadline.
     """
     port = _free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")} | settings
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
+    environment = inherited | {"SLIPWAY_DRAIN_S": "0"} | settings  # nobody else asks it, so nobody has to be told that it ends
     log.parent.mkdir(parents=True, exist_ok=True)
     tethered = [sys.executable, "-m", "slipway.tether", str(os.getpid()), *command, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:

@@ -88,7 +88,7 @@ class Project:
             process = subprocess.Popen(
                 ["bash", "-c", f"source env.sh && exec {line} --port {port}"],
                 cwd=self.path,
-                env={**self.environment(), **settings},
+                env={**self.environment(), "SLIPWAY_DRAIN_S": "0", **settings},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -106,6 +106,40 @@ def classifier() -> onnx.ModelProto:
     return _model(nodes, [numpy_helper.from_array(WEIGHTS, "weights")], "probabilities", len(LABELS))
 
 
+def slow_classifier(num_layers: int = 4) -> onnx.ModelProto:
+    """The same answers as `classifier`, after work of 25 million multiplications for each image and layer that counts for nothing.
+
+    The work is in proportion to the images of a batch: batching does not help it, as with most networks on a CPU.
+    """
+    width = 256
+    mixing = (np.random.default_rng(3).normal(size=(width, width)) / width**0.5).astype(np.float32)
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("Div", ["flat", "white"], ["scaled"]),
+        helper.make_node("Unsqueeze", ["scaled", "last"], ["column"]),
+        helper.make_node("Mul", ["column", "ones"], ["work0"]),  # (N, 192, 256)
+    ]
+    for layer in range(num_layers):
+        nodes.append(helper.make_node("MatMul", [f"work{layer}", "mixing"], [f"mixed{layer}"]))
+        nodes.append(helper.make_node("Tanh", [f"mixed{layer}"], [f"work{layer + 1}"]))
+    nodes += [
+        helper.make_node("ReduceMean", [f"work{num_layers}", "work_axes"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+        helper.make_node("Unsqueeze", ["nothing", "last"], ["nothing_each"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["right"]),
+        helper.make_node("Add", ["right", "nothing_each"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    constants = {
+        "white": np.float32(255), "last": np.array([-1], dtype=np.int64), "ones": np.ones((1, 1, width), dtype=np.float32),
+        "mixing": mixing, "work_axes": np.array([1, 2], dtype=np.int64), "zero": np.float32(0), "weights": WEIGHTS,
+    }  # fmt: skip
+    return _model(
+        nodes, [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()], "probabilities", len(LABELS)
+    )
+
+
 def log_of_mean() -> onnx.ModelProto:
     """The logarithm of the mean pixel: minus infinity for a black image."""
     nodes = [

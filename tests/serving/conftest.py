@@ -30,7 +30,8 @@ def make_settings(certified: Path) -> MakeSettings:
     """Settings for the certified bundle; keyword arguments are further SLIPWAY_ variables."""
 
     def make(**variables: object) -> Settings:
-        paths = {"bundle": certified / "bundle", "certificate": certified / "certificate.json", "engine": certified / "engine"}
+        names = {"bundle": "bundle", "certificate": "certificate.json", "engine": "engine", "state": "state"}
+        paths = {name: certified / file for name, file in names.items()}
         return read_settings({f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | variables).items()})
 
     return make

@@ -29,7 +29,7 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, 
     inference.start()
     await inference.loaded()
     transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client, inference
     await inference.stop()
 

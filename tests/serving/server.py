@@ -22,9 +22,13 @@ class Server:
     url: str
     log: Path
 
+    def workers(self) -> list[int]:
+        """The numbers of the processes that answer."""
+        return [int(child) for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+
     def worker(self) -> int:
-        """The number of the (first) process that answers."""
-        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
+        """The number of the first of them."""
+        return self.workers()[0]
 
     def wait(self, path: str = "/readyz", status: int = 200, seconds: float = 30) -> float:
         """Seconds until `path` answers `status`."""
@@ -48,24 +52,37 @@ def free_port() -> int:
 
 def environment(folder: Path, **settings: object) -> dict[str, str]:
     """The environment of a service for `folder`/bundle and its certificate, with a BENTOML_HOME in the folder."""
-    paths = {"bundle": folder / "bundle", "certificate": folder / "certificate.json", "engine": folder / "engine"}
-    variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | settings).items()}
+    paths = {
+        "bundle": folder / "bundle",
+        "certificate": folder / "certificate.json",
+        "engine": folder / "engine",
+        "state": folder / "state",
+    }
+    quick = {"drain_s": 0}  # nobody has to be told that it ends
+    variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "PROMETHEUS_"))}
     return inherited | variables | {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
 
 
 @contextmanager
 def running(
-    folder: Path, target: str = "serving.service:Slipway", cwd: Path = ROOT, under: tuple[str, ...] = (), **settings: object
+    folder: Path,
+    target: str = "serving.service:Slipway",
+    cwd: Path = ROOT,
+    under: tuple[str, ...] = (),
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    **settings: object,
 ) -> Iterator[Server]:
     """A started server; ended with SIGTERM, which has to be a clean end. `under` is a command that it is run by."""
-    port, log = free_port(), folder / "service.log"
-    command = [*under, sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
+    port, log = port or free_port(), folder / "service.log"
+    command = [*under, sys.executable, "-m", "bentoml", "serve", target, "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=cwd, env=environment(folder, **settings), stdout=output, stderr=subprocess.STDOUT)
     try:
         yield Server(process, f"http://127.0.0.1:{port}", log)
-        process.send_signal(signal.SIGTERM)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0, log.read_text()
     finally:
         if process.poll() is None:

@@ -92,7 +92,7 @@ def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> Non
 def test_a_batch_is_noted_with_its_size_and_its_share_of_the_largest() -> None:
     async def work() -> None:
         noted: list[tuple[int, float]] = []
-        batcher = MicroBatcher(Recorder().run, 4, lambda num_rows, fill: noted.append((num_rows, fill)))
+        batcher = MicroBatcher(Recorder().run, 4, lambda num_rows, fill, seconds: noted.append((num_rows, fill)))
         await answers(batcher, 1, 2, 3, 4, 5)
         assert noted == [(4, 1.0), (1, 0.25)]
         await batcher.close()

@@ -1,5 +1,6 @@
 """`bentoml build`: what goes into a bento, that it serves on its own, and that none is made of what is not certified."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,11 +14,12 @@ import pytest
 import yaml
 
 from serving.packing import bento_labels
+from serving.settings import Settings
 from slipway.errors import SlipwayError
 from slipway.passport import write_engine
 from tests.export.small_bundle import passport_for, write_small_bundle
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.server import ROOT, environment, running
+from tests.serving.server import ROOT, Server, environment, free_port, running
 from tests.structure.closure import closure, imported_modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -60,7 +62,9 @@ def make_project(project: Path) -> Path:
     """What a bento is built from, with a certified bundle."""
     for name in ("serving", "slipway", "stages", "transforms"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", project)
+    (project / "launch").mkdir()
+    for name in ("pyproject.toml", "launch/container.j2"):
+        shutil.copy(ROOT / name, project / name)
     certify(project / "artifacts/certificate.json", write_bundle(project / "artifacts/bundle"))
     return project
 
@@ -148,7 +152,11 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert {
         "serving/service.py",
-        "serving/index.html",
+        "serving/page/index.html",
+        "serving/page/app.js",
+        "serving/page/style.css",
+        "serving/page/zh.json",
+        "slipway/drift/judging.py",
         "slipway/replay/__main__.py",
         "slipway/reports/console.py",
         "slipway/runtime.py",
@@ -170,3 +178,111 @@ def test_a_bento_serves_from_another_folder_with_its_own_files(built: Path, monk
         answer = httpx.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
         assert answer.status_code == 200
         assert list(elsewhere.iterdir()) == []
+
+
+def bento(built: Path) -> Path:
+    """The folder of the bento, which is a container's build context."""
+    (manifest,) = (built / "bentoml/bentos/slipway").glob("*/bento.yaml")
+    return manifest.parent
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """(INSTRUCTION, arguments) of a Dockerfile, in order."""
+    joined = re.sub(r"\\\n\s*", " ", dockerfile)
+    return re.findall(r"^([A-Z]+) +(.+)$", joined, re.MULTILINE)
+
+
+def last(found: list[tuple[str, str]], instruction: str) -> str:
+    return next(arguments for name, arguments in reversed(found) if name == instruction)
+
+
+@pytest.mark.slow
+def test_the_container_is_no_root_says_how_it_is_and_may_write_its_state(built: Path) -> None:
+    found = instructions((bento(built) / "env/docker/Dockerfile").read_text())
+    assert last(found, "USER") == "bentoml"
+    assert [name for name, _ in found].index("HEALTHCHECK") > [name for name, _ in found].index("ENTRYPOINT")
+    url = re.search(r"CMD curl .*http://127\.0\.0\.1:\$\{BENTOML_PORT:-3000\}(/\w+)", last(found, "HEALTHCHECK"))
+    assert url
+    assert url[1] == "/livez"
+    assert any(name == "RUN" and arguments.endswith("chown bentoml:bentoml /var/lib/slipway") for name, arguments in found)
+    environment = {arguments.split("=")[0].split(" ")[0] for name, arguments in found if name in ("ENV", "ARG")}
+    assert {"BENTOML_HOST", "BENTOML_DO_NOT_TRACK", "SLIPWAY_STATE"} <= environment
+    assert any("curl" in arguments for name, arguments in found if name == "RUN")  # which the health check needs
+
+
+@pytest.mark.slow
+def test_all_that_the_container_is_made_of_is_in_the_bento(built: Path) -> None:
+    """No engine is here to build it: what it copies and runs has to be there."""
+    context = bento(built)
+    found = instructions((context / "env/docker/Dockerfile").read_text())
+    copied = [arguments.split()[-2] for name, arguments in found if name == "COPY"]
+    assert copied
+    assert [source for source in copied if not (context / source).exists()] == []
+    entrypoint = re.search(r"/home/bentoml/bento/(\S+)\"", last(found, "ENTRYPOINT"))
+    assert entrypoint
+    assert (context / entrypoint[1]).is_file()
+    requirements = pins((context / "env/python/requirements.txt").read_text())
+    assert requirements == pins("\n".join(PACKAGES))
+    assert any(arguments.endswith("/bento/env/python/install.sh") for name, arguments in found if name == "RUN")
+    assert "requirements.txt" in (context / "env/python/install.sh").read_text()
+    settings = {arguments.split("=")[0] for name, arguments in found if name == "ARG" and arguments.startswith("SLIPWAY_")}
+    assert settings <= {f"SLIPWAY_{name.upper()}" for name in Settings.model_fields}
+
+
+def serves(bento: Path, folder: Path, python: Path, *, under: tuple[str, ...] = (), **variables: str) -> None:
+    """Serve a bento with that Python alone, from an empty folder in `folder`, and ask it once."""
+    elsewhere, port, log = folder / "empty", free_port(), folder / "served.log"
+    elsewhere.mkdir(exist_ok=True)
+    outside = {"PATH": f"{python.parent}:/usr/bin:/bin", "BENTOML_DO_NOT_TRACK": "True"}
+    command = [*under, str(python), "-m", "bentoml", "serve", str(bento), "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=elsewhere, env=outside | variables, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        server = Server(process, f"http://127.0.0.1:{port}", log)
+        server.wait(seconds=60)
+        answer = httpx.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
+        assert answer.status_code == 200, answer.text
+        assert list(elsewhere.iterdir()) == []
+        process.terminate()
+        assert process.wait(30) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+READ_ONLY = """
+mount --make-rprivate / && mount -o remount,bind,ro / || exit 77
+for folder in "$TMPDIR" "$SLIPWAY_STATE"; do mount -t tmpfs tmpfs "$folder" || exit 77; done
+exec "$@"
+"""  # in a mount namespace of its own, which ends with the process
+
+
+@pytest.mark.slow
+def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Path) -> None:
+    """What a container with a read-only root allows."""
+    writable = {"TMPDIR": built / "tmp", "SLIPWAY_STATE": built / "state"}
+    for folder in writable.values():
+        folder.mkdir()
+    variables = {name: str(folder) for name, folder in writable.items()} | {"BENTOML_HOME": f"{built / 'tmp/bentoml'}"}
+    under = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")
+    tried = subprocess.run([*under, "touch", built / "x"], env=os.environ | variables, capture_output=True, text=True)
+    if "Read-only file system" not in tried.stderr:  # the twin as well: it may not write there
+        pytest.skip(f"no read-only mounts here: {tried.stderr.strip()}")
+    serves(bento(built), built, Path(sys.executable), under=under, **variables)
+    assert "Read-only file system" not in (built / "served.log").read_text()
+    assert list(writable["SLIPWAY_STATE"].iterdir()) == []  # it was the namespace's
+
+
+@pytest.mark.slow
+def test_it_serves_with_nothing_but_its_own_requirements(built: Path) -> None:
+    """In an environment made of the bento's requirements, as its container is."""
+    environment = built / "environment"
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
+    python = environment / "bin/python"
+    requirements = bento(built) / "env/python/requirements.txt"
+    subprocess.run([*uv, "pip", "install", "--quiet", "--python", python, "--requirement", requirements], check=True, timeout=900)
+    missing = subprocess.run([python, "-c", "import torch"], capture_output=True)
+    assert missing.returncode != 0  # the twin: it is not the environment of the tests
+    serves(bento(built), built, python, BENTOML_HOME=str(built / "other"))

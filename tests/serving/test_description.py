@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from serving.description import example_row
-from serving.page import render_page
 from slipway.columns import Column, ColumnContract, read_row
 
 
@@ -36,8 +35,3 @@ def test_the_example_has_few_digits_and_stays_within_the_bounds(fill: float, bou
     wanted = contract(kind="number", fill=fill, **bounds)
     assert example_row(wanted) == {"c": shown}
     assert read_row(example_row(wanted), wanted)
-
-
-def test_a_category_with_a_comma_is_told_from_two() -> None:
-    page = render_page(contract(kind="category", categories=["Lyon", "São Paulo, BR", "東京"]), "here").decode()
-    assert "Lyon, &quot;São Paulo, BR&quot;, 東京; others are refused" in page

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from serving.inference import Inference
-from serving.monitoring import FLUSH_S, Monitoring, _percentile_ms
+from serving.monitoring import FLUSH_S, Monitoring
 from serving.responses import ERRORS
 from serving.tallies import Count, Distribution
+from serving.traffic import percentile_ms
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
@@ -128,7 +129,7 @@ def test_the_summary_is_of_what_was_asked(make_settings: MakeSettings) -> None:
     ],
 )
 def test_a_percentile_is_the_one_that_prometheus_would_show(buckets: list[tuple[float, float]], percentile: int, expected: float) -> None:
-    found = _percentile_ms(buckets, percentile)
+    found = percentile_ms(buckets, percentile)
     assert found == (None if expected is None else pytest.approx(expected))
 
 

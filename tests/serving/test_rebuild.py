@@ -122,7 +122,7 @@ def serve_and_rebuild(settings: Settings, command: tuple[str, ...] = COMMAND) ->
         inference.start()
         await inference.loaded()
         transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             before = (await client.get("/model")).json()
             load = Load(client)
             await inference.rebuilt()
@@ -389,7 +389,7 @@ def test_sixty_swaps_under_load_lose_no_request(certified: Path, make_settings: 
         inference = Inference(make_settings())
         await inference.swap(models[0])
         transport = httpx.ASGITransport(Front(behind, inference), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             load = Load(client)
             for number in range(60):
                 await inference.swap(models[(number + 1) % 2])

@@ -27,6 +27,23 @@ def test_the_seam_with_bentoml_is_where_we_found_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_seam_with_the_process_manager_is_where_we_found_it() -> None:
+    """What serving/supervising.py mends; where a new version mended it, ours can go."""
+    from _bentoml_impl.server import serving
+    from bentoml._internal.utils import circus
+    from circus.watcher import Watcher
+
+    source = inspect.getsource(circus.create_standalone_arbiter)
+    assert "else Arbiter" in source  # looked up when a server starts
+    assert 'check_delay=kwargs.pop("check_delay", 10)' in source
+    assert "create_standalone_arbiter(**arbiter_kwargs)" in inspect.getsource(serving.serve_http)
+    assert 'endpoint=f"tcp://127.0.0.1' in source
+    assert {"stop_signal", "respawn", "numprocesses"} <= set(inspect.signature(Watcher.__init__).parameters)
+    assert hasattr(Watcher, "get_active_processes")
+    assert all(hasattr(circus.Arbiter, name) for name in ("initialize", "manage_watchers", "stop"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_our_front_is_the_outermost_application_and_absent_behind_another_service() -> None:
     script = """
 import serving.service as service

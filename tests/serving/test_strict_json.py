@@ -1,6 +1,8 @@
 import json
 import math
+import re
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -122,6 +124,28 @@ def test_counting_takes_one_pass_over_whatever_is_sent(head: bytes, unit: bytes)
     started = time.process_time()
     may_exceed(body, 10_000)
     assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize("unit", [*UNITS, b'"a,b", 1,', b"x" * 700 + b"[]", b'"' + b"x" * 3000 + b'",'])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_long_text_is_counted_as_a_short_one_is(head: bytes, unit: bytes) -> None:
+    """A text of more than one block against the sum that the rule gives when its strings are taken out at once."""
+    body = head + unit * (1_200_000 // len(unit))
+    structure, num_strings = re.subn(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', b"", body, flags=re.DOTALL)
+    num_separators = sum(structure.count(mark) for mark in (b",", b"[", b"]", b"{", b"}"))
+    exact = max((num_strings + 1) // 2, num_separators + 1, 1)
+    assert may_exceed(body, exact - 1)
+    assert not may_exceed(body, exact)
+
+
+@pytest.mark.parametrize("content", [b"[[1], ", b'["' + b"x" * 2_000_000 + b'", ', b" " * 2_000_000])
+def test_a_long_text_costs_no_second_copy_of_itself(content: bytes) -> None:
+    body = content + b'"y", ' * 400_000
+    tracemalloc.start()
+    may_exceed(body, 1_000_000)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000 < len(body)
 
 
 def test_integers_of_any_length_are_numbers_and_stay_exact_where_a_double_is() -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -221,22 +219,5 @@ def test_a_column_that_only_rows_outside_training_lack_may_be_missing(certified:
         assert [name for name, column in described.items() if column["required"]] == ["member"]
         assert described["colour"]["other_categories"] == "missing"
         assert (await client.post("/predict", json={"member": True, "colour": "mauve"})).status_code == 200
-
-    run(make_settings(), work)
-
-
-def test_the_pages_command_is_answered_and_nothing_in_it_is_markup(make_settings: MakeSettings) -> None:
-    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        page = (await client.get("/", headers={"host": "example.org"})).text
-        command = re.search(r"<pre>(.*?)</pre>", page)
-        assert command
-        text = command.group(1).replace("&#x27;", "'").replace("&quot;", '"').replace("&lt;", "<").replace("&gt;", ">")
-        words = shlex.split(text)
-        assert words[:4] == ["curl", "-H", "content-type: application/json", "-d"]
-        assert words[-1] == "example.org/predict"
-        assert json.loads(words[4])["city"] == "O'Hare <b>"
-        assert (await client.post("/predict", content=words[4].encode(), headers=JSON)).status_code == 200
-        assert "<b>" not in page
-        assert all(f"<code>{name}</code>" in page for name in ROW)
 
     run(make_settings(), work)

@@ -64,7 +64,9 @@ def test_the_description_of_the_api_is_of_this_bundles_columns(server: Server) -
     description = httpx.get(server.url + "/docs.json").json()
     content = description["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert list(content) == ["application/json"]
-    items = content["application/json"]["schema"]["properties"]["rows"]["items"]
+    one, several = content["application/json"]["schema"]["oneOf"]
+    items = several["properties"]["rows"]["items"]
+    assert one == items
     assert list(items["properties"]) == list(ROW)
     assert items["properties"]["colour"]["enum"] == ["red", "green", "blue"]
     assert items["required"] == ["age", "colour", "member"]

@@ -1,0 +1,41 @@
+"""The description of the API: OpenAPI for tools, a page for people, and what BentoML's own client asks for."""
+
+import re
+
+from serving.docs_page import POLICY, render_docs
+from serving.inference import Inference
+from serving.openapi import openapi
+from serving.responses import Response, json_response
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING, TEXT
+
+PASSED_ON = ("/schema.json",)  # BentoML answers: what bentoml.SyncHTTPClient asks for
+_SANE_HOST = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")
+_DOCS = Operation("This page.", answers={"text/html": TEXT})
+_DOCUMENT = Operation("The description of the API, OpenAPI 3.0.", answers={"application/json": ANYTHING})
+_SCHEMA = Operation("BentoML's description, for its own client.", answers={"application/json": ANYTHING})
+
+
+def routes(inference: Inference, others: Routes) -> Routes:
+    """`/docs`, `/docs.json` and `/schema.json`, which describe themselves and all `others`."""
+
+    async def document(request: Request) -> Response:
+        return json_response(describe())
+
+    async def docs(request: Request) -> Response:
+        host = request.headers.get(b"host", b"")
+        address = host.decode() if _SANE_HOST.fullmatch(host) else "127.0.0.1:3000"
+        callers = "HOST:PORT" if inference.settings.admin_port else None  # a worker does not know its server's port
+        return Response(200, render_docs(describe(), address, callers), "text/html; charset=utf-8", (("content-security-policy", POLICY),))
+
+    def describe() -> dict[str, object]:
+        model = inference.model
+        bundle, version = (model.bundle.manifest, model.version) if model else (None, None)
+        return openapi(others | own, bundle, version, has_keys=inference.settings.keys is not None)
+
+    own = {
+        "/docs": Route(READING, docs, "operator", always(_DOCS)),
+        "/docs.json": Route(READING, document, "operator", always(_DOCUMENT)),
+        **dict.fromkeys(PASSED_ON, Route(READING, None, "caller", always(_SCHEMA))),
+    }
+    return own

@@ -1,0 +1,37 @@
+"""`POST /explain`: what `/predict` takes, one image or row; the answer, and what it rests on."""
+
+import asyncio
+from dataclasses import replace
+
+from serving.endpoints.predicting import describe_predict
+from serving.inference import Inference
+from serving.reading import read_payload
+from serving.responses import Refusal, Response, json_response
+from serving.routes import Operation, Request, Route, Routes
+from serving.schemas import ANYTHING
+from slipway.bundle import Bundle
+
+
+def routes(inference: Inference) -> Routes:
+    """`/explain`."""
+
+    async def explain(request: Request) -> Response:
+        settings, kind = inference.settings, inference.require_model().bundle.manifest.input.kind
+        code, message = "body_timeout", "the request's body did not arrive within"
+        try:
+            async with asyncio.timeout(settings.request_timeout_s):
+                payload = await read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
+                code, message = "deadline_exceeded", "live requests go first, and there was no explanation within"
+                answer = await inference.explain(payload, request.id)
+        except TimeoutError:
+            raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+        return json_response(answer | {"request_id": request.id})
+
+    return {"/explain": Route(("POST",), explain, "caller", _describe)}
+
+
+def _describe(bundle: Bundle | None) -> Operation:
+    predict = describe_predict(bundle)
+    summary = "What the model says of one image or row, and which places or columns its answer rests on."
+    errors = (*predict.errors, "not_one_item", "explain_busy")
+    return replace(predict, summary=summary, answers={"application/json": ANYTHING}, errors=errors)

@@ -1,0 +1,40 @@
+"""`POST /feedback`: what turned out to be true of what was predicted."""
+
+import asyncio
+
+from serving.inference import Inference
+from serving.reading import read_json
+from serving.responses import Refusal, Response, json_response
+from serving.routes import Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING, TEXT
+
+_TRUTH = {"type": "object", "required": ["request_id", "truth"], "properties": {"request_id": TEXT, "truth": {}}}
+_SEVERAL = {"type": "object", "required": ["feedback"], "properties": {"feedback": {"type": "array", "items": _TRUTH}}}
+_OPERATION = Operation(
+    "What turned out to be true of a prediction, or of several.",
+    takes={"application/json": {"oneOf": [_TRUTH, _SEVERAL]}},
+    answers={"application/json": ANYTHING},
+    errors=("malformed_json", "unsupported_media_type", "body_too_large", "body_timeout", "deadline_exceeded", "feedback_unavailable"),
+    example="""-H 'content-type: application/json' -d '{"request_id": "9b2f6c1d8e7a4053", "truth": "7"}'""",
+)
+
+
+def routes(inference: Inference) -> Routes:
+    """`/feedback`."""
+
+    async def feedback(request: Request) -> Response:
+        manifest = inference.require_model().bundle.manifest
+        settings = inference.settings
+        if inference.feedback is None:
+            raise Refusal("feedback_unavailable", "this service takes no feedback: SLIPWAY_WATCH is false")
+        code, message = "body_timeout", "the request's body did not arrive within"
+        try:
+            async with asyncio.timeout(settings.request_timeout_s):
+                body = await read_json(request.headers, request.receive, settings.max_body_bytes)
+                code, message = "deadline_exceeded", "the feedback was not written down within"
+                status, answer = await inference.feedback.tell(body, manifest)
+        except TimeoutError:
+            raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
+        return json_response(answer | {"request_id": request.id}, status)
+
+    return {"/feedback": Route(("POST",), feedback, "caller", always(_OPERATION))}

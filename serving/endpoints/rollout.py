@@ -1,0 +1,95 @@
+"""`GET /rollout`: what is rolled out. `POST /rollout`: what `python -m serving.rollout` does, as JSON, for operators."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
+
+from serving.inference import Inference
+from serving.reading import read_json
+from serving.responses import Refusal, Response, json_response
+from serving.rollout import commands
+from serving.rollout.state import Allowed, Mode, Plan
+from serving.routes import READING, Operation, Request, Route, Routes, always
+from serving.schemas import ANYTHING
+from serving.settings import ROOT
+from serving.strict_json import may_exceed, parse
+from slipway.contract import Contract
+from slipway.errors import SlipwayError
+
+_MAX_BYTES = 64 << 10
+_MAX_VALUES = 200
+_PROPOSING = get_args(Mode)
+_ORDERS = ("promote", "rollback", "reset")
+
+_OPERATION = Operation(
+    "What is rolled out; sent as JSON, what is to be.",
+    takes={
+        "application/json": ANYTHING
+        | {"required": ["command"], "properties": {"command": {"type": "string", "enum": [*_PROPOSING, *_ORDERS]}}}
+    },
+    answers={"application/json": ANYTHING},
+    errors=("rollout_invalid", "rollout_refused", "malformed_json", "unsupported_media_type", "body_too_large"),
+    example="""-H 'content-type: application/json' -d '{"command": "rollback"}'""",
+)
+
+
+class Proposal(Contract):
+    """A model to deploy, shadow or try. Paths are the server's own; a relative one starts at the folder that holds `serving/`."""
+
+    command: Mode
+    bundle: Path
+    certificate: Path | None = None
+    engine: Path | None = None
+    allowed: Allowed = Allowed()
+    plan: Plan = Plan()
+
+
+class Order(Contract):
+    """What becomes of a candidate, or of the stable model."""
+
+    command: Literal["promote", "rollback", "reset"]
+
+
+def routes(inference: Inference) -> Routes:
+    """`/rollout`."""
+
+    async def rollout(request: Request) -> Response:
+        if request.method in READING:
+            return json_response(await asyncio.to_thread(inference.rollout.status))
+        wanted = _wanted(await read_json(request.headers, request.receive, _MAX_BYTES))
+        try:
+            await asyncio.to_thread(_order, inference, wanted)
+        except (SlipwayError, OSError) as error:
+            raise Refusal("rollout_refused", str(error)) from None
+        # Workers prepare now; GET says when they are done.
+        return json_response(await asyncio.to_thread(inference.rollout.status), 202)
+
+    return {"/rollout": Route((*READING, "POST"), rollout, "operator", always(_OPERATION))}
+
+
+def _wanted(body: bytes) -> Proposal | Order:
+    if may_exceed(body, _MAX_VALUES):
+        raise Refusal("rollout_invalid", f"the JSON holds more than {_MAX_VALUES} values; see docs/serving.md for what is expected")
+    content: Any = parse(body)
+    command = content.get("command") if isinstance(content, dict) else None
+    wanted: type[Proposal | Order] | None = Proposal if command in _PROPOSING else Order if command in _ORDERS else None
+    if wanted is None:
+        known = ", ".join((*_PROPOSING, *_ORDERS))
+        raise Refusal("rollout_invalid", f'expected {{"command": ...}} with one of {known}; see docs/serving.md', field="command")
+    try:
+        return wanted.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Refusal("rollout_invalid", f"{where}: {first['msg']}; see docs/serving.md for what {command} takes", field=where) from None
+
+
+def _order(inference: Inference, wanted: Proposal | Order) -> None:
+    settings = inference.settings
+    if isinstance(wanted, Order):
+        {"promote": commands.promote, "rollback": commands.rollback, "reset": commands.reset}[wanted.command](settings)
+        return
+    paths = {name: ROOT / path for name in ("certificate", "engine") if (path := getattr(wanted, name)) is not None}
+    commands.propose(settings, wanted.command, ROOT / wanted.bundle, allowed=wanted.allowed, plan=wanted.plan, **paths)

@@ -1,0 +1,48 @@
+// Requests to the service, beside whose page this is; with the caller's key where there is one.
+
+import { memory } from "./dom.js";
+
+const PATIENCE_MS = 30000;
+
+/** An error that the service answered: its code, message, field and request id. `status` 0: it did not answer. */
+export class Refused extends Error {
+  constructor(status, error) {
+    super(error.message ?? "");
+    this.status = status;
+    this.code = error.code ?? "";
+    this.field = error.field ?? null;
+    this.requestId = error.request_id ?? null;
+  }
+}
+
+export function key() {
+  return memory.read("sessionStorage", "key");
+}
+
+export function keepKey(value) {
+  memory.write("sessionStorage", "key", value);
+}
+
+/** {content, milliseconds} of a JSON answer; Refused for anything else. */
+export async function call(path, { method = "GET", body, contentType } = {}) {
+  const headers = {};
+  if (contentType) headers["content-type"] = contentType;
+  if (key()) headers.authorization = `Bearer ${key()}`;
+  const started = performance.now();
+  let answer, content;
+  try {
+    answer = await fetch(path, { method, body, headers, signal: AbortSignal.timeout(PATIENCE_MS), credentials: "omit", cache: "no-store" });
+    content = await answer.json();
+  } catch {
+    if (answer && !answer.ok) throw new Refused(answer.status, { code: "http", message: `HTTP ${answer.status}` });
+    throw new Refused(0, { code: "no_answer" });
+  }
+  if (!answer.ok) throw new Refused(answer.status, content.error ?? {});
+  return { content, milliseconds: performance.now() - started };
+}
+
+/** A body that `/predict` and `/explain` take, of a picture's file or of a row. */
+export function bodyOf(item) {
+  if (item.file) return { method: "POST", body: item.file, contentType: item.file.type.startsWith("image/") ? item.file.type : "application/octet-stream" };
+  return { method: "POST", body: JSON.stringify(item.row), contentType: "application/json" };
+}

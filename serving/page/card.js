@@ -1,0 +1,89 @@
+// The model card and its certificate, as /model has them: how good it is, which hops agree, what was asked for and what runs.
+
+import { html, pairs, tile } from "./dom.js";
+import { known, milliseconds, number, percent, t } from "./texts.js";
+
+/** The card as an element. */
+export function modelCard(card) {
+  return html("div", { class: "tiles" }, aboutTile(card), metricsTile(card), executionTile(card), certificateTile(card), lineageTile(card));
+}
+
+function wide(title, ...content) {
+  const made = tile(title, content);
+  made.classList.add("whole");
+  return made;
+}
+
+function table(heads, rows) {
+  return html(
+    "div",
+    { class: "scroll", tabindex: "0" },
+    html("table", {}, html("thead", {}, html("tr", {}, heads.map((head) => html("th", { scope: "col" }, head)))), html("tbody", {}, rows.map((cells) => html("tr", {}, cells.map((cell) => html("td", { class: cell?.length > 40 ? "words" : null }, cell)))))),
+  );
+}
+
+function aboutTile(card) {
+  const { input, labels, calibration } = card;
+  const takes = input.kind === "images" ? t("model.images", { size: input.size_px, channels: t(input.channels === 1 ? "model.grey" : "model.colour") }) : t("model.columns", { count: input.columns.length });
+  const shown = labels.slice(0, 20).join(", ") + (labels.length > 20 ? `, … (${number(labels.length)})` : "");
+  const { coverage, threshold } = calibration.conformal;
+  return tile(
+    t("model.about"),
+    pairs([
+      [t("model.version"), html("code", {}, card.model_version)],
+      [t("model.task"), known(`task.${card.task}`, card.task)],
+      [t("model.takes"), takes],
+      labels.length ? [t("model.labels"), shown] : null,
+      [t("model.coverage"), threshold === null ? t("model.no_coverage") : percent(coverage)],
+    ]),
+  );
+}
+
+function metricsTile({ metrics }) {
+  const rows = Object.entries(metrics).map(([name, metric]) => [known(`metric.${name}`, name), number(metric.value), `${number(metric.low)} – ${number(metric.high)}`, number(metric.rows)]);
+  const confidence = Object.values(metrics)[0]?.confidence;
+  return tile(t("model.metrics"), table([t("model.metric"), t("model.value"), t("model.interval", { confidence: percent(confidence, 0) }), t("model.rows")], rows));
+}
+
+function executionTile({ execution, canary, rebuild }) {
+  const { requested, actual, why, passed_over: passedOver } = execution;
+  return tile(
+    t("model.execution"),
+    pairs([
+      [t("model.requested"), `${requested.provider} / ${requested.variant}`],
+      [t("model.actual"), `${actual.backend} / ${actual.provider} / ${actual.variant} (${actual.precision})`],
+      why ? [t("model.why"), html("ul", { lang: "en" }, html("li", {}, why))] : null,
+      passedOver.length ? [t("model.passed_over"), html("ul", { lang: "en" }, passedOver.map((reason) => html("li", {}, reason)))] : null,
+      [t("model.batch"), number(execution.max_batch_size)],
+      canary ? [t("model.canary"), t("model.canary_rows", { rows: canary.rows })] : null,
+      rebuild && !["not_asked_for", "not_needed"].includes(rebuild.status) ? [t("model.rebuild"), `${rebuild.status}: ${rebuild.reason}`] : null,
+    ]),
+  );
+}
+
+function certificateTile({ certificate }) {
+  const rows = certificate.hops.map((hop) => [
+    hop.name,
+    html("span", { class: `state small ${hop.status}` }, known(`hop.${hop.status}`, hop.status)),
+    hop.status === "not_executed" ? "–" : number(hop.rows),
+    hop.max_difference === null ? "–" : number(hop.max_difference, 2),
+    hop.metric === null ? "–" : number(hop.metric.value),
+    milliseconds(hop.latency_ms),
+    hop.reason,
+  ]);
+  const heads = ["hop", "state", "rows", "difference", "metric", "latency", "reason"].map((name) => (name === "metric" ? known(`metric.${certificate.metric}`, certificate.metric) : t(`hop.${name}`)));
+  const agree = certificate.hops.filter((hop) => hop.status === "agrees").length;
+  return wide(t("model.certificate"), html("p", {}, t("model.agree", { agree, all: certificate.hops.length })), table(heads, rows));
+}
+
+function lineageTile({ lineage, bundle_digest: digest, versions }) {
+  return wide(
+    t("model.lineage"),
+    pairs([
+      [t("model.digest"), html("code", {}, digest)],
+      lineage.git_revision ? [t("model.revision"), html("code", {}, lineage.git_revision + (lineage.git_dirty ? ` (${t("model.dirty")})` : ""))] : null,
+      lineage.data ? [t("model.data"), html("code", {}, `${lineage.data.path} (${lineage.data.hash} ${lineage.data.digest})`)] : null,
+      [t("model.versions"), Object.entries(versions).map(([name, version]) => `${name} ${version}`).join(", ")],
+    ]),
+  );
+}

@@ -1,0 +1,52 @@
+// Pictures to ask about: chosen, dropped anywhere on the page, or pasted.
+
+import { html } from "./dom.js";
+import { t } from "./texts.js";
+
+export const MOST_PICTURES = 24;
+const TYPES = "image/jpeg,image/png,image/webp,image/bmp,image/tiff";
+
+/** The place to choose pictures; `onChosen` gets their files. */
+export function pictureInput(onChosen) {
+  const input = html("input", {
+    type: "file",
+    id: "pictures",
+    accept: TYPES,
+    multiple: true,
+    "aria-describedby": "pictures-hint",
+    change: () => {
+      onChosen([...input.files]);
+      input.value = ""; // the same picture can be chosen again
+    },
+  });
+  return html(
+    "label",
+    { class: "drop card", for: "pictures" },
+    input,
+    html("span", { class: "drop-title" }, t("pictures.choose")),
+    html("span", { class: "soft", id: "pictures-hint" }, t("pictures.hint", { most: MOST_PICTURES })),
+  );
+}
+
+/** Listens for what is dropped or pasted; `onChosen` gets the files. */
+export function listenForPictures(onChosen) {
+  const mark = (isOver) => document.body.classList.toggle("dropping", isOver);
+  document.addEventListener("dragover", (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    mark(true);
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) mark(false);
+  });
+  document.addEventListener("drop", (event) => {
+    mark(false);
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    onChosen([...event.dataTransfer.files]);
+  });
+  document.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (files.length) onChosen(files);
+  });
+}

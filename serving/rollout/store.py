@@ -1,0 +1,104 @@
+"""Copies of what is rolled out, SLIPWAY_STATE/models/VERSION-SEAL: bundle, certificate and, if there is one, engine.
+
+The service loads copies alone, so that a `dvc repro` that rewrites artifacts/ pulls no file from under a worker that starts again.
+Only bytes whose digest was checked are in a copy, and a copy never changes.
+"""
+
+import shutil
+import threading
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from serving.model import read_certified
+from serving.rollout.state import Model, RolloutError, read_rollout
+from serving.settings import Settings
+from slipway import files
+from slipway.bundle import MANIFEST
+from slipway.errors import BundleError, LockedError, SlipwayError
+from slipway.passport import PASSPORT
+
+BUNDLE, CERTIFICATE, ENGINE, TRIED = "bundle", "certificate.json", "engine", "tried"
+_threads = threading.Lock()  # the lock of files keeps out other processes only
+
+
+def add_model(state: Path, bundle: Path, certificate: Path, engine: Path | None) -> Model:
+    """Copy a certified bundle, and its engine; BundleError or CertificateError if they do not go together, to the last bit.
+
+    A copy that is there already is kept.
+    """
+    loaded, read = read_certified(bundle, certificate, accept_draft=False)
+    model = Model(folder=f"{loaded.version}-{files.sha256_file(certificate)[:8]}", version=loaded.version, digest=loaded.digest)
+    place = state / "models" / model.folder
+    if place.exists():
+        return model
+    with files.new_directory(place) as folder:
+        (folder / BUNDLE).mkdir()
+        for name in loaded.file_names:
+            shutil.copyfile(bundle / name, folder / BUNDLE / name)
+        shutil.copyfile(certificate, folder / CERTIFICATE)
+        if read.engine_digest is not None and engine is not None and (engine / PASSPORT).exists():
+            shutil.copytree(engine, folder / ENGINE)
+        copied, _ = read_certified(folder / BUNDLE, folder / CERTIFICATE, accept_draft=False)  # it may have changed under our hands
+        if copied.digest != loaded.digest:
+            raise BundleError(f"{bundle / MANIFEST} changed while it was copied. Try again when nothing writes there.")
+    return model
+
+
+def settings_of(settings: Settings, model: Model | None) -> Settings:
+    """The settings with the model's copy in place of SLIPWAY_BUNDLE; as they are for None. RolloutError if the copy is gone."""
+    if model is None:
+        return settings
+    place = settings.state / "models" / model.folder
+    if not place.exists():
+        raise RolloutError(
+            f"{place} is gone, which {settings.state / 'rollout.json'} names. "
+            "Deploy a bundle, or return to SLIPWAY_BUNDLE: python -m serving.rollout reset"
+        )
+    return settings.model_copy(update={"bundle": place / BUNDLE, "certificate": place / CERTIFICATE, "engine": place / ENGINE})
+
+
+def served_bundle(settings: Settings) -> Path:
+    """Where the bundle is that a start would serve; SLIPWAY_BUNDLE's where the state cannot be read, which loading tells about."""
+    if settings.accept_draft:  # as Follower.begin has it
+        return settings.bundle
+    with suppress(SlipwayError):
+        return settings_of(settings, read_rollout(settings.state).stable).bundle
+    return settings.bundle
+
+
+def is_tried(state: Path, model: Model) -> bool:
+    """Whether this copy was once loaded in a process of its own."""
+    return (state / "models" / model.folder / TRIED).exists()
+
+
+def note_tried(state: Path, model: Model) -> None:
+    """It was."""
+    files.write_bytes(state / "models" / model.folder / TRIED, b"")
+
+
+def prune_models(state: Path, named: Set[str]) -> None:
+    """Remove the copies that are not `named`. Only under `commanding`: a copy that was just made is not named yet."""
+    for place in (state / "models").glob("*"):
+        if place.is_dir() and place.name not in named:
+            files.remove_directory(place)
+
+
+def prune_unless_commanding(state: Path) -> None:
+    """Remove the copies that the state does not name, or leave it to the command that is running."""
+    if not _threads.acquire(blocking=False):
+        return
+    try:
+        with files.lock(state / "command.lock", "a rollout command"):
+            prune_models(state, read_rollout(state).models)
+    except LockedError:
+        return
+    finally:
+        _threads.release()
+
+
+@contextmanager
+def commanding(state: Path) -> Iterator[None]:
+    """One command at a time; LockedError at once if another process has the turn, threads of this one wait."""
+    with _threads, files.lock(state / "command.lock", "a rollout command"):
+        yield

@@ -1,0 +1,53 @@
+"""`GET /status`: how the service fares, in one object: what the page at `/` shows.
+
+Each part belongs to what it is about, which hangs a function into `Inference.parts`; what is not there, or is not switched on, is null.
+However many look, the parts are asked at most once a second, beside the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from time import monotonic
+from typing import Any
+
+from serving.inference import Inference
+
+logger = logging.getLogger("bentoml.slipway")
+
+PARTS = ("drift", "feedback", "rollout", "gpu")
+_KEPT_S = 1.0
+
+
+class Status:
+    """The last status and its age. `asking` are the routes that count as traffic."""
+
+    def __init__(self, inference: Inference, asking: Collection[str]) -> None:
+        self._inference = inference
+        self._asking = asking
+        self._content: dict[str, Any] = {}
+        self._at = -_KEPT_S
+        self._reading = asyncio.Lock()
+
+    async def read(self) -> dict[str, Any]:
+        """The status, at most a second old; those who ask at the same time wait for the same one."""
+        async with self._reading:
+            if monotonic() - self._at >= _KEPT_S:
+                self._content = await asyncio.to_thread(self._compose)
+                self._at = monotonic()
+            return self._content
+
+    def _compose(self) -> dict[str, Any]:
+        model = self._inference.model
+        about = {"version": model.version, "task": model.bundle.manifest.task} if model else {"version": None, "task": None}
+        return {
+            "model": {"ready": model is not None, "reason": None if model else self._inference.reason} | about,
+            "traffic": self._inference.monitoring.summary(self._asking),
+            **{part: self._part(part) for part in PARTS},
+        }
+
+    def _part(self, part: str) -> dict[str, Any] | None:
+        try:
+            return self._inference.status_of(part)
+        except Exception:  # a part that fails must not take the others with it
+            logger.exception("the status of %s cannot be read", part)
+            return {"failed": True}

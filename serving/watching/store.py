@@ -1,0 +1,341 @@
+"""What is written to and read from the database: windows that all workers share, predictions, truths, quality.
+
+Each worker's rows are merged exactly once: a part carries a number, and the transaction that merges it writes that number down, so that
+one whose end was not seen is not merged again. Whoever finds a window full, or old enough, judges and closes it, in the same transaction.
+"""
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from serving.watching.database import Database
+from slipway.drift.window import Window
+
+MAX_WINDOWS = 500  # closed ones, of all models
+PENDING_S = 3600.0  # that a truth waits for its prediction: a worker's last seconds, or a clock that is ahead
+_DAY_S = 86400.0
+_HISTORY = 48  # windows in the status
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answered item, as it is remembered for a truth to come."""
+
+    request_id: str
+    item: int
+    num_items: int
+    time: float
+    model: str
+    label: str | None
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """One truth that a caller told; `item` is None where the caller named none."""
+
+    request_id: str
+    item: int | None
+    label: str | None
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What became of it: whether its prediction is known, and whether it took the place of an earlier one."""
+
+    joined: bool
+    duplicate: bool
+    model: str | None = None  # the version that predicted; None where that is not known
+    is_wrong: bool = False  # another label was predicted; False for a value
+
+
+class ItemNeededError(Exception):
+    """A truth without `item` for a request that had several."""
+
+    def __init__(self, position: int, num_items: int) -> None:
+        super().__init__(f"the request had {num_items} items")
+        self.position = position
+        self.num_items = num_items
+
+
+@dataclass
+class Part:
+    """What one worker has gathered since its last part that is known to be merged."""
+
+    sequence: int
+    windows: dict[str, Window] = field(default_factory=dict)  # by key of the model
+    predictions: list[Prediction] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.predictions and not any(window.num_rows for window in self.windows.values())
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A window that was closed, or is too small and goes on. `drifted` is None where it was not judged."""
+
+    model: str
+    num_rows: int
+    drifted: bool | None
+    is_too_small: bool
+    judgement: dict[str, Any]
+
+
+@dataclass
+class Merged:
+    """What a part brought about."""
+
+    closed: list[Closed] = field(default_factory=list)
+    num_joined: int = 0  # truths that waited for these predictions
+    num_ambiguous: int = 0  # truths that name no item, for requests that had several
+    errors: list[Exception] = field(default_factory=list)  # of judging: the window is closed nevertheless
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a window ends, and how much is remembered."""
+
+    window_rows: int
+    window_s: float
+    feedback_rows: int
+    feedback_s: float
+
+
+class Watched(Protocol):
+    """A model whose traffic is watched for drift; see serving/watching/models.py."""
+
+    def load(self, content: bytes) -> Window:
+        """The window of these bytes; ValueError if they are not one of this model's."""
+
+    def judge(self, window: Window, seconds: float) -> dict[str, Any] | None:
+        """Figures of a window that took so many seconds, with `drifted` and `features`; None if it is too small to be judged."""
+
+
+class Store:
+    """For one thread. Every method raises sqlite3.Error or OSError where the database cannot be used; then nothing was changed."""
+
+    def __init__(self, state: Path, limits: Limits) -> None:
+        self.state = state
+        self._limits = limits
+        self._database = Database(state)
+        self._worker = secrets.token_hex(8)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._database.close()
+
+    def merge(self, part: Part, models: Mapping[str, Watched]) -> Merged:
+        """Add a part, unless it is there already, join what waited for its predictions, and close the windows that are full or old."""
+        merged, now = Merged(), time.time()
+        with self._database.transaction() as connection:
+            if not self._is_merged(connection, part):
+                for version, window in part.windows.items():
+                    if window.num_rows:
+                        _add(connection, version, window, models[version], now, merged)
+                _remember(connection, part.predictions)
+                merged.num_ambiguous, merged.num_joined = _join_waiting(connection)
+                connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", (self._worker, part.sequence, now))
+            for version, model in models.items():
+                self._close_if_due(connection, version, model, now, merged)
+        return merged
+
+    def tell(self, truths: Sequence[Told]) -> list[Heard]:
+        """Write down what callers told; all of it or nothing. ItemNeededError for one that does not say which item it means."""
+        now = time.time()
+        with self._database.transaction() as connection:
+            return [_tell(connection, position, truth, now) for position, truth in enumerate(truths)]
+
+    def tidy(self) -> int:
+        """Remove what is too old or too much; the number of truths that waited for a prediction in vain."""
+        now, limits = time.time(), self._limits
+        with self._database.transaction() as connection:
+            connection.execute(
+                "DELETE FROM windows WHERE closed IS NOT NULL AND id NOT IN "
+                "(SELECT id FROM windows WHERE closed IS NOT NULL ORDER BY closed DESC LIMIT ?)",
+                (MAX_WINDOWS,),
+            )
+            connection.execute("DELETE FROM windows WHERE closed IS NULL AND since < ?", (now - max(7 * _DAY_S, 10 * limits.window_s),))
+            connection.execute("DELETE FROM parts WHERE time < ?", (now - _DAY_S,))
+            in_vain = connection.execute("DELETE FROM truths WHERE model IS NULL AND time < ?", (now - PENDING_S,)).rowcount
+            for table in ("predictions", "truths"):
+                connection.execute(f"DELETE FROM {table} WHERE time < ?", (now - limits.feedback_s,))
+                _keep_newest(connection, table, limits.feedback_rows)
+        return in_vain
+
+    def history(self, model: str) -> list[dict[str, Any]]:
+        """The last windows of a model that were closed, the newest first, with what their judgement was."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT opened, closed, num_rows, drifted, judgement FROM windows WHERE model = ? AND closed IS NOT NULL "
+                "ORDER BY closed DESC, id DESC LIMIT ?",
+                (model, _HISTORY),
+            ).fetchall()
+        names = ("opened", "closed", "rows", "drifted", "judgement")
+        return [dict(zip(names, row, strict=True)) | {"judgement": json.loads(row[4])} for row in rows]
+
+    def open_rows(self, model: str) -> tuple[float, int] | None:
+        """Since when the open window of a model takes rows, and how many it has."""
+        with self._database.transaction() as connection:
+            found: tuple[float, int] | None = connection.execute(
+                "SELECT opened, num_rows FROM windows WHERE model = ? AND closed IS NULL", (model,)
+            ).fetchone()
+        return found
+
+    def joined(self, model: str, most: int) -> list[tuple[str | float, str | float]]:
+        """(truth, prediction) of the last joined items of a model: labels or numbers, the newest first."""
+        with self._database.transaction() as connection:
+            rows: list[tuple[str | float, str | float]] = connection.execute(
+                "SELECT coalesce(label, value), coalesce(predicted_label, predicted_value) FROM truths "
+                "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) ORDER BY time DESC LIMIT ?",
+                (model, most),
+            ).fetchall()
+        return rows
+
+    def quality(self, model: str) -> tuple[dict[str, Any] | None, float | None]:
+        """What was measured last of a model, and, where truths came since then, the time of the newest."""
+        with self._database.transaction() as connection:
+            found = connection.execute("SELECT content, latest FROM quality WHERE model = ?", (model,)).fetchone()
+            (latest,) = connection.execute("SELECT max(time) FROM truths WHERE model = ?", (model,)).fetchone()
+        content = json.loads(found[0]) if found else None
+        return content, latest if latest is not None and (found is None or latest > found[1]) else None
+
+    def write_quality(self, model: str, content: dict[str, Any], latest: float) -> None:
+        """Keep what was measured, for the other workers and the next start."""
+        with self._database.transaction() as connection:
+            row = (model, time.time(), latest, json.dumps(content, allow_nan=False))
+            connection.execute("INSERT OR REPLACE INTO quality VALUES (?, ?, ?, ?)", row)
+            connection.execute("DELETE FROM quality WHERE model NOT IN (SELECT model FROM quality ORDER BY time DESC LIMIT 50)")
+
+    def proposals_due(self) -> list[tuple[int, str, float, float, int, dict[str, Any]]]:
+        """(id, model, opened, closed, rows, judgement) of the windows whose proposal is not written yet."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                "SELECT id, model, opened, closed, num_rows, judgement FROM windows WHERE proposal = 1 ORDER BY id"
+            ).fetchall()
+        return [(*row[:5], json.loads(row[5])) for row in rows]
+
+    def proposal_written(self, window: int) -> None:
+        """Nobody has to write it any more."""
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE windows SET proposal = 2 WHERE id = ?", (window,))
+
+    def _is_merged(self, connection: sqlite3.Connection, part: Part) -> bool:
+        found = connection.execute("SELECT sequence FROM parts WHERE worker = ?", (self._worker,)).fetchone()
+        return found is not None and found[0] >= part.sequence
+
+    def _close_if_due(self, connection: sqlite3.Connection, version: str, model: Watched, now: float, merged: Merged) -> None:
+        row = connection.execute(
+            "SELECT id, since, num_rows, content FROM windows WHERE model = ? AND closed IS NULL", (version,)
+        ).fetchone()
+        if row is None:
+            return
+        window_id, since, num_rows, content = row
+        is_old = now - since >= self._limits.window_s
+        if num_rows < self._limits.window_rows and not is_old:
+            return
+        try:
+            judgement = model.judge(model.load(content), max(now - since, 1.0))
+            text = json.dumps(judgement, allow_nan=False)
+        except Exception as error:  # whatever is wrong with it, another attempt would find the same
+            merged.errors.append(error)
+            _close(connection, window_id, now, None, _fault(error))
+            return
+        if judgement is None:
+            if is_old:
+                connection.execute("UPDATE windows SET since = ? WHERE id = ?", (now, window_id))
+                merged.closed.append(Closed(version, num_rows, None, True, {}))
+            return
+        drifted = bool(judgement["drifted"])
+        _close(connection, window_id, now, drifted, text)
+        merged.closed.append(Closed(version, num_rows, drifted, False, judgement))
+
+
+def _add(connection: sqlite3.Connection, version: str, window: Window, model: Watched, now: float, merged: Merged) -> None:
+    """Merge rows into the open window of a model, or begin one."""
+    found = connection.execute("SELECT id, content FROM windows WHERE model = ? AND closed IS NULL", (version,)).fetchone()
+    if found is not None:
+        try:
+            whole = model.load(found[1])
+            whole.merge(window)
+        except Exception as error:  # of another version of this code: what it holds cannot be used, the rows at hand can
+            merged.errors.append(error)
+            _close(connection, found[0], now, None, _fault(error))
+        else:
+            connection.execute("UPDATE windows SET num_rows = ?, content = ? WHERE id = ?", (whole.num_rows, whole.to_bytes(), found[0]))
+            return
+    connection.execute(
+        "INSERT INTO windows (model, opened, since, num_rows, content) VALUES (?, ?, ?, ?, ?)",
+        (version, now, now, window.num_rows, window.to_bytes()),
+    )
+
+
+def _close(connection: sqlite3.Connection, window_id: int, now: float, drifted: bool | None, judgement: str) -> None:
+    """Close a window. A proposal is due where a model's traffic begins to drift, and once a day while it goes on."""
+    (model,) = connection.execute("SELECT model FROM windows WHERE id = ?", (window_id,)).fetchone()
+    previous = connection.execute(
+        "SELECT drifted FROM windows WHERE model = ? AND drifted IS NOT NULL ORDER BY closed DESC, id DESC LIMIT 1", (model,)
+    ).fetchone()
+    (last,) = connection.execute("SELECT max(closed) FROM windows WHERE model = ? AND proposal > 0", (model,)).fetchone()
+    is_news = previous is None or not previous[0] or last is None or now - last >= _DAY_S
+    connection.execute(
+        "UPDATE windows SET closed = ?, drifted = ?, judgement = ?, proposal = ? WHERE id = ?",
+        (now, drifted, judgement, int(bool(drifted) and is_news), window_id),
+    )
+
+
+def _fault(error: Exception) -> str:
+    return json.dumps({"error": f"{type(error).__name__}: {error}"})
+
+
+def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:
+    rows = [(one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value) for one in predictions]
+    connection.executemany("INSERT OR REPLACE INTO predictions VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def _join_waiting(connection: sqlite3.Connection) -> tuple[int, int]:
+    """(ambiguous, joined) truths that waited and whose predictions are there now."""
+    ambiguous = connection.execute(
+        "DELETE FROM truths WHERE model IS NULL AND NOT names_item AND EXISTS (SELECT 1 FROM predictions AS one "
+        "WHERE one.request_id = truths.request_id AND one.item = truths.item AND one.num_items > 1)"
+    ).rowcount
+    joined = connection.execute(
+        "UPDATE truths SET model = one.model, predicted_label = one.label, predicted_value = one.value FROM predictions AS one "
+        "WHERE truths.model IS NULL AND one.request_id = truths.request_id AND one.item = truths.item"
+    ).rowcount
+    return ambiguous, joined
+
+
+def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float) -> Heard:
+    key = (truth.request_id, truth.item or 0)
+    prediction = connection.execute(
+        "SELECT num_items, model, label, value FROM predictions WHERE request_id = ? AND item = ?", key
+    ).fetchone()
+    if prediction is not None and truth.item is None and prediction[0] > 1:
+        raise ItemNeededError(position, prediction[0])
+    before = connection.execute(
+        "SELECT names_item, model, predicted_label, predicted_value FROM truths WHERE request_id = ? AND item = ?", key
+    ).fetchone()
+    joined = tuple(before[1:]) if before is not None and before[1] is not None else (None, None, None)
+    if prediction is not None:
+        joined = tuple(prediction[1:])
+    connection.execute(
+        "INSERT OR REPLACE INTO truths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*key, truth.item is not None, now, truth.label, truth.value, *joined),
+    )
+    is_wrong = joined[0] is not None and truth.label is not None and joined[1] != truth.label
+    return Heard(joined=joined[0] is not None, duplicate=before is not None, model=joined[0], is_wrong=is_wrong)
+
+
+def _keep_newest(connection: sqlite3.Connection, table: str, most: int) -> None:
+    key = "time, request_id, item"  # many rows have one time
+    order = "time DESC, request_id DESC, item DESC"
+    oldest = connection.execute(f"SELECT {key} FROM {table} ORDER BY {order} LIMIT 1 OFFSET ?", (most - 1,)).fetchone()
+    if oldest is not None:
+        connection.execute(f"DELETE FROM {table} WHERE ({key}) < (?, ?, ?)", oldest)

@@ -1,0 +1,400 @@
+"""One worker's watching: what was answered is counted, looked at for drift, and remembered for a truth to come, on a thread of its own.
+
+It never costs a request its answer. Where the queue is full rows are dropped; where the processor has no time to spare they are thinned
+out; where the disk, the database or the code fails it is counted, said once in the log, and tried again. Each worker hands what it
+has to the database that all of them share every few seconds: so much is lost at most with a killed worker.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.model import ServedModel
+from serving.observing import Answered
+from serving.settings import Settings
+from serving.watching.allowance import Allowance
+from serving.watching.metrics import FeatureFigure, Figures, WatchingMetrics
+from serving.watching.models import WatchedModel, watched_key
+from serving.watching.proposals import write_proposal
+from serving.watching.quality import NUM_JUDGED, compare, measure_joined
+from serving.watching.store import Closed, Limits, Part, Prediction, Store
+from slipway.bundle import SCORE_NAME, LoadedBundle
+from slipway.disk_faults import disk_fault
+from slipway.kept import REPLAYED
+
+logger = logging.getLogger("bentoml.slipway")
+
+MAX_WAITING = 8192  # requests between two rounds
+MAX_WAITING_BYTES = 64 << 20  # of their inputs
+MAX_REMEMBERED = 20_000  # predictions that wait for a database that cannot be used
+GATHER_S = 0.2  # between two rounds
+MERGE_S = 2.0  # between two parts: what a killed worker loses at most, with the round that was under way
+REFRESH_S = 2.0  # the gauges and the status
+TIDY_S = 60.0
+CLOSE_S = 5.0  # most that the end of a worker waits
+FEATURES_SHARE, RECORDS_SHARE = 0.01, 0.005  # of one core, for features and for predictions to remember
+_BURST_S = 0.2  # of processor time
+_CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits for no longer
+_CHUNK_BYTES = 2 << 20
+_CHUNK_REQUESTS = 256
+_MAX_MODELS = 8  # whose references stay in memory
+_WINDOW_SHARE = 4  # a part has at most this share of a window, so that windows are not much larger than they should be
+_PARTS = {  # under which label a fault of what is counted; those of the database are all "state"
+    "gathering": "collect",
+    "counting": "collect",
+    "recording": "collect",
+    "reference": "features",
+    "features": "features",
+    "merging": "state",
+    "tidying": "state",
+    "refreshing": "state",
+    "judging": "judge",
+    "quality": "quality",
+    "proposals": "proposal",
+}
+
+
+@dataclass
+class _Rows:
+    """All answered rows of one model in one round."""
+
+    model: WatchedModel
+    answered: list[Answered]
+    outputs: NDArray[np.float32]  # (rows, outputs)
+    scores: NDArray[np.float32]  # (rows,)
+
+
+class Watcher:
+    """One worker's queue and thread. `current` says which model new requests go to."""
+
+    def __init__(self, settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._current = current
+        self._limits = limits_of(settings)
+        self._part_rows = max(1, self._limits.window_rows // (_WINDOW_SHARE * settings.workers))
+        self._store = Store(settings.state, self._limits)
+        self._models: dict[str, WatchedModel] = {}  # by key
+        self._waiting: deque[Answered] = deque()
+        self._bytes_offered, self._bytes_taken = 0, 0  # each is written by one thread alone
+        self._dropped_offered, self._dropped_counted = 0, 0
+        self._part = Part(sequence=1)
+        self._frozen: Part | None = None  # handed over, but whether it was merged is not known
+        self._features_allowance = Allowance(FEATURES_SHARE, _BURST_S)
+        self._records_allowance = Allowance(RECORDS_SHARE, _BURST_S)
+        self._random = np.random.default_rng()
+        self._failing: dict[str, str] = {}  # by what failed, why; it was said in the log
+        self._due = {"merge": 0.0, "refresh": 0.0, "tidy": time.monotonic() + TIDY_S}
+        self._status: dict[str, Any] = {"drift": {"state": "starting"}, "feedback": {"state": "starting"}}
+        self._proposal: str | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="slipway-watch", daemon=True)
+        self._thread.start()
+
+    def offer(self, answered: Answered) -> None:
+        """Take note of a request, or leave it. Never waits, never raises."""
+        if answered.request_id.startswith(REPLAYED):
+            return
+        num_bytes = answered.inputs.nbytes
+        if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
+            self._dropped_offered += len(answered.answers)
+            return
+        self._bytes_offered += num_bytes
+        self._waiting.append(answered)
+
+    def close(self) -> None:
+        """Hand over what there is, and end the thread; a disk that hangs is left behind."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+
+    def drift_status(self) -> dict[str, Any]:
+        """The open window, the last ones, and what they say. Of seconds ago at most."""
+        status: dict[str, Any] = self._status["drift"]
+        return status | {"faults": dict(self._failing), "proposal": self._proposal}
+
+    def feedback_status(self) -> dict[str, Any]:
+        """How good the model has proved to be. Of seconds ago at most."""
+        status: dict[str, Any] = self._status["feedback"]
+        return status
+
+    def _work(self) -> None:
+        # Not a lower priority: a thread that the kernel sets aside while it holds the interpreter would hold up the event loop.
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(GATHER_S)
+            self._round(is_last)
+        self._store.close()
+
+    def _round(self, is_last: bool) -> None:
+        for rows in self._attempt("gathering", self._gather) or []:
+            self._attempt("counting", partial(self._count, rows))
+            self._attempt("features", partial(self._look, rows))
+            self._attempt("recording", partial(self._record, rows))
+        if is_last or self._is_due("merge", MERGE_S):
+            self._attempt("merging", self._merge)
+        if is_last:
+            return
+        if self._is_due("tidy", TIDY_S):
+            self._attempt("tidying", self._tidy)
+        if self._is_due("refresh", REFRESH_S):
+            self._attempt("proposals", self._propose)
+            self._attempt("quality", self._measure)
+            self._attempt("refreshing", self._refresh)
+
+    def _attempt(self, what: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns; None where it fails, which is counted, and said in the log once until it works again."""
+        try:
+            found = work()
+        except Exception as error:
+            self._failed(what, error)
+            return None
+        if self._failing.pop(what, None):
+            logger.info("watching: %s works again", what)
+        return found
+
+    def _failed(self, what: str, error: Exception) -> None:
+        with suppress(Exception):  # counting itself may need the disk that is full; nothing is left to tell it to
+            self._metrics.error("state" if isinstance(error, sqlite3.Error) else _PARTS[what])
+        reason = disk_fault(error) or f"{type(error).__name__}: {error}"
+        if what not in self._failing:
+            logger.error("watching: %s failed, requests are answered all the same: %s", what, reason)
+        self._failing[what] = reason
+
+    def _is_due(self, what: str, seconds: float) -> bool:
+        now = time.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + seconds
+        return True
+
+    def _gather(self) -> list[_Rows]:
+        """What has arrived since the last round, by model."""
+        dropped = self._dropped_offered - self._dropped_counted
+        if dropped:
+            self._dropped_counted += dropped
+            self._metrics.rows("dropped", dropped)
+        by_model: dict[str, list[Answered]] = {}
+        for _ in range(len(self._waiting)):
+            answered = self._waiting.popleft()
+            self._bytes_taken += answered.inputs.nbytes
+            by_model.setdefault(watched_key(answered.bundle, answered.execution.variant), []).append(answered)
+        return [self._together(group) for group in by_model.values()]
+
+    def _together(self, group: list[Answered]) -> _Rows:
+        model = self._model(group[0].bundle, group[0].execution.variant)
+        name = model.manifest.output_name
+        outputs = np.array([row for one in group for row in one.outputs[name]], np.float32)
+        scores = np.array([score for one in group for score in one.outputs[SCORE_NAME]], np.float32)
+        return _Rows(model, group, outputs.reshape(len(scores), -1), scores)
+
+    def _model(self, bundle: LoadedBundle, variant: str) -> WatchedModel:
+        key = watched_key(bundle, variant)
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = WatchedModel(bundle, variant)
+            self._attempt("reference", model.read_reference)
+        return model
+
+    def _count(self, rows: _Rows) -> None:
+        """What is counted of every row."""
+        answers = [answer for one in rows.answered for answer in one.answers]
+        labels = Counter(answer["label"] for answer in answers if "label" in answer)
+        if labels:
+            self._metrics.classes(labels)
+            self._metrics.confidences(rows.outputs.max(axis=1).tolist())
+        self._metrics.outliers(sum(answer["is_outlier"] for answer in answers))
+        missing = sum(rows.model.num_missing_cells(one.inputs) for one in rows.answered) if rows.model.is_table else 0
+        if missing:
+            self._metrics.missing_cells(missing)
+
+    def _look(self, rows: _Rows) -> None:
+        """Features of the rows, in random order as long as there is time for it, into this worker's part of the window."""
+        if rows.model.reference is None:
+            return
+        order = self._random.permutation(len(rows.scores))
+        ends = np.cumsum([len(one.inputs) for one in rows.answered])
+        row_bytes = max(1, rows.answered[0].inputs[0].nbytes)
+        size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes))
+        for begin in range(0, len(order), size):
+            if not self._features_allowance.is_left():
+                self._metrics.rows("thinned", len(order) - begin)
+                return
+            with self._features_allowance.spending():
+                num_rows = self._add(rows, order[begin : begin + size], ends)
+            if num_rows >= self._part_rows and "merging" not in self._failing:
+                self._attempt("merging", self._merge)
+
+    def _add(self, rows: _Rows, chosen: NDArray[np.intp], ends: NDArray[np.intp]) -> int:
+        """Count these rows in this worker's part of the window, which then has so many; `ends` are where the requests' rows end."""
+        requests = np.searchsorted(ends, chosen, side="right")
+        inputs = np.stack([rows.answered[request].inputs[row - ends[request]] for request, row in zip(requests, chosen, strict=True)])
+        features = rows.model.features(inputs, rows.outputs[chosen], rows.scores[chosen])
+        window = self._part.windows.get(rows.model.key) or rows.model.window()
+        window.add(features)
+        self._part.windows[rows.model.key] = window
+        self._metrics.rows("watched", len(chosen))
+        return window.num_rows
+
+    def _record(self, rows: _Rows) -> None:
+        """Predictions to remember, of requests in random order as long as there is time for it."""
+        now, version = time.time(), rows.model.version
+        order = self._random.permutation(len(rows.answered))
+        for begin in range(0, len(order), _CHUNK_REQUESTS):
+            if not self._records_allowance.is_left() or len(self._part.predictions) >= MAX_REMEMBERED:
+                return
+            with self._records_allowance.spending():
+                for place in order[begin : begin + _CHUNK_REQUESTS]:
+                    one = rows.answered[place]
+                    self._part.predictions += [
+                        Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
+                        for item, answer in enumerate(one.answers)
+                    ]
+
+    def _merge(self) -> None:
+        """Hand this worker's part to the database; what was handed over without an end that was seen goes first, under its own number."""
+        models = {key: model for key, model in self._models.items() if model.reference is not None}
+        while self._frozen is not None or not self._part.is_empty or models:
+            part = self._frozen or self._part
+            if self._frozen is None:
+                self._frozen, self._part = self._part, Part(self._part.sequence + 1)
+            with self._records_allowance.spending():
+                merged = self._store.merge(part, models)
+            self._frozen = None
+            self._metrics.feedback("joined", merged.num_joined)
+            self._metrics.feedback("invalid", merged.num_ambiguous)
+            for error in merged.errors:
+                self._failed("judging", error)
+            for closed in merged.closed:
+                self._tell(closed)
+            if self._part.is_empty:
+                return
+
+    def _tell(self, closed: Closed) -> None:
+        if closed.is_too_small:
+            self._metrics.window("too_small")
+        elif closed.drifted is not None:
+            self._failing.pop("judging", None)
+            self._metrics.window("drifted" if closed.drifted else "clean")
+            self._due["refresh"] = 0.0
+        if closed.drifted:
+            strongest = [feature["name"] for feature in closed.judgement["features"] if feature["drifted"]]
+            logger.warning("the traffic of model %s has drifted in %d rows: %s", closed.model, closed.num_rows, ", ".join(strongest[:5]))
+
+    def _tidy(self) -> None:
+        self._metrics.feedback("unknown_request", self._store.tidy())
+        if self._frozen is None and self._part.is_empty:  # a model that answers again is read again
+            for key in list(self._models)[:-_MAX_MODELS]:
+                del self._models[key]
+        for model in self._models.values():
+            if model.lacks_reference:
+                self._attempt("reference", model.read_reference)
+
+    def _propose(self) -> None:
+        for window, model, opened, closed, num_rows, judgement in self._store.proposals_due():
+            path = write_proposal(self._settings.state, self._settings.keep_directory, model, opened, closed, num_rows, judgement)
+            self._store.proposal_written(window)
+            self._proposal = str(path)
+            logger.warning("what may be done about the drift of model %s, by a person: %s", model, path)
+
+    def _measure(self) -> None:
+        """True quality anew, where truths came since it was measured last; by whichever worker is first."""
+        served = self._current()
+        if served is None:
+            return
+        bundle = served.bundle
+        _, latest = self._store.quality(bundle.version)
+        if latest is not None:
+            measured = measure_joined(bundle.manifest, self._store.joined(bundle.version, NUM_JUDGED))
+            self._store.write_quality(bundle.version, compare(bundle.manifest, measured), latest)
+
+    def _refresh(self) -> None:
+        """The gauges and the status, from what all workers share."""
+        served = self._current()
+        if served is None:
+            return
+        model = self._model(served.bundle, served.selection.actual.variant)
+        history, quality = self._store.history(model.key), self._store.quality(model.version)[0]
+        self._metrics.figures = _figures(history, quality)
+        self._status = {
+            "drift": self._describe_drift(model, history),
+            "feedback": _describe_feedback(model, history, quality),
+        }
+
+    def _describe_drift(self, model: WatchedModel, history: list[dict[str, Any]]) -> dict[str, Any]:
+        opened = self._store.open_rows(model.key)
+        judged = [window for window in history if window["drifted"] is not None]
+        return {
+            "state": _state(model),
+            "model_version": model.version,
+            "alarm": bool(judged[0]["drifted"]) if judged else None,
+            "open_window": {"since": opened[0], "rows": opened[1]} if opened else None,
+            "window_rows": self._limits.window_rows,
+            "window_minutes": self._settings.window_minutes,
+            "last": judged[0] if judged else None,
+            "windows": [_brief(window) for window in judged],
+        }
+
+
+def open_watcher(settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> Watcher | None:
+    """The watcher that the settings ask for; None where nothing is watched, or the service only answers the verify stage."""
+    return Watcher(settings, metrics, current) if settings.watch and not settings.accept_draft else None
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The bounds that the settings state."""
+    return Limits(settings.window_rows, settings.window_minutes * 60, settings.feedback_rows, settings.feedback_days * 86400)
+
+
+def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> Figures:
+    known = {name: metric["value"] for name, metric in (quality or {}).items()}
+    judged = [window for window in history if window["drifted"] is not None]
+    if not judged:
+        return Figures(quality=known)
+    judgement = judged[0]["judgement"]
+    estimate = judgement["estimate"]
+    is_valid = bool(estimate["valid"])
+    return Figures(
+        alarm=bool(judged[0]["drifted"]),
+        features=[FeatureFigure(one["name"], abs(one["value"]), one["threshold"]) for one in judgement["features"]],
+        estimate=(estimate["value"], estimate["low"], estimate["high"]) if is_valid else None,
+        is_estimate_valid=is_valid,
+        quality=known,
+    )
+
+
+def _brief(window: dict[str, Any]) -> dict[str, Any]:
+    """One window for a chart."""
+    judgement = window["judgement"]
+    strongest = judgement["features"][0] if judgement["features"] else None
+    return {name: window[name] for name in ("opened", "closed", "rows")} | {
+        "drifted": bool(window["drifted"]),
+        "strongest": strongest and {"name": strongest["name"], "strength": abs(strongest["value"]) / strongest["threshold"]},
+        "estimate": judgement["estimate"],
+    }
+
+
+def _state(model: WatchedModel) -> str:
+    if model.lacks_reference:
+        return "the reference for drift could not be read; it is tried again every minute"
+    return "watching" if model.reference is not None else "the bundle has no reference for drift"
+
+
+def _describe_feedback(model: WatchedModel, history: list[dict[str, Any]], quality: dict[str, Any] | None) -> dict[str, Any]:
+    judged = [window for window in history if window["drifted"] is not None]
+    return {
+        "state": "measured" if quality else "no truths yet",
+        "model_version": model.version,
+        "of_the_last": NUM_JUDGED,
+        "metrics": quality or {},
+        "estimate": judged[0]["judgement"]["estimate"] if judged else None,
+    }

@@ -1,0 +1,151 @@
+"""The accuracy without labels: near the truth under covariate shift, and marked invalid where it cannot be known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slipway.bundle import OutputContract
+from slipway.drift.estimation import MIN_ROWS, Estimate, estimate_quality
+from slipway.drift.reference import ReferenceRows, build_reference
+from slipway.drift.window import Window
+from tests.calibrations import CALIBRATION
+from tests.drift.populations import CONTRACT, ORDINARY, Population, accuracy, features_of_rows, reference_of, window_of
+
+MIXED = Population(hardness=0.2)
+REFERENCE_ROWS = MIXED.draw(np.random.default_rng(1), 6000)
+REFERENCE = reference_of(REFERENCE_ROWS)
+VALUE = OutputContract(kind="value", labels=[])
+
+
+def _estimate(population: Population, seed: int, num_rows: int = 3000) -> tuple[Estimate, float]:
+    rows = population.draw(np.random.default_rng(seed), num_rows)
+    return estimate_quality(REFERENCE, window_of(REFERENCE, rows)), accuracy(rows)
+
+
+@pytest.mark.parametrize("hardness", [0.0, 0.2, 0.5, 0.9])
+def test_the_accuracy_is_within_two_points_when_hard_rows_become_common_or_rare(hardness: float) -> None:
+    differences = []
+    for seed in range(12):
+        estimate, truth = _estimate(Population(hardness=hardness), seed)
+        assert estimate.valid, estimate.reason
+        assert estimate.value is not None
+        differences.append(estimate.value - truth)
+    assert abs(np.mean(differences)) < 0.01
+    assert np.mean(np.abs(differences) < 0.02) >= 11 / 12
+
+
+def test_the_references_accuracy_would_be_far_off() -> None:
+    """The twin: without looking at the traffic the answer is wrong by more than ten points."""
+    assert abs(_estimate(Population(hardness=0.9), 3)[1] - accuracy(REFERENCE_ROWS)) > 0.1
+
+
+def test_the_interval_holds_the_truth_at_least_as_often_as_it_says() -> None:
+    random, held, widths = np.random.default_rng(5), 0, []
+    for _ in range(150):
+        reference = reference_of(MIXED.draw(random, 1000))
+        rows = Population(hardness=0.5).draw(random, 500)
+        estimate = estimate_quality(reference, window_of(reference, rows))
+        assert estimate.low is not None
+        assert estimate.high is not None
+        held += estimate.low <= accuracy(rows) <= estimate.high
+        widths.append(estimate.high - estimate.low)
+    assert held >= 135  # of 150: 95 % or more, since a correction that is shrunk is surer than its interval says
+    assert np.mean(widths) < 0.15
+
+
+def test_a_badly_calibrated_network_gets_no_valid_estimate() -> None:
+    rows = Population(hardness=0.5, overconfidence=0.2).draw(np.random.default_rng(6), 3000)
+    reference = reference_of(rows)
+    estimate = estimate_quality(reference, window_of(reference, rows))
+    assert not estimate.valid
+    assert "the confidence was off by" in estimate.reason
+
+
+def _surer_where_x0_is_high(seed: int, num_rows: int, above: float = -np.inf) -> ReferenceRows:
+    """Answers whose confidence is right on the whole, too high where the first column is and too low where it is not."""
+    random = np.random.default_rng(seed)
+    rows = Population(hardness=1.0).draw(random, 4 * num_rows)
+    rows.inputs[:, 0] = random.permutation(rows.inputs[:, 0])
+    confidence = rows.outputs.max(axis=1)
+    is_right = random.uniform(size=len(confidence)) < confidence - 0.12 * np.sign(rows.inputs[:, 0])
+    predicted = rows.outputs.argmax(axis=1)
+    targets = np.where(is_right, predicted, (predicted + 1) % 10).astype(np.float64)
+    taken = np.flatnonzero(rows.inputs[:, 0] > above)[:num_rows]
+    return ReferenceRows(rows.inputs[taken], rows.outputs[taken], rows.scores[taken], targets[taken])
+
+
+def test_rows_whose_confidence_is_worth_another_accuracy_get_no_valid_estimate() -> None:
+    reference = reference_of(_surer_where_x0_is_high(22, 6000))
+    like, unlike = (_surer_where_x0_is_high(23, 2000, above) for above in (-np.inf, 0.3))
+    assert estimate_quality(reference, window_of(reference, like)).valid
+    estimate = estimate_quality(reference, window_of(reference, unlike))
+    assert not estimate.valid
+    assert "with such a column x0" in estimate.reason
+    assert estimate.value is not None
+    assert abs(estimate.value - accuracy(unlike)) > 0.05
+
+
+def test_rows_that_are_strangers_get_no_valid_estimate() -> None:
+    estimate, _ = _estimate(Population(hardness=0.2, strangeness=0.4), 7)
+    assert not estimate.valid
+    assert "outliers" in estimate.reason
+
+
+def test_rows_outside_the_references_range_get_no_valid_estimate() -> None:
+    estimate, _ = _estimate(Population(hardness=0.2, shift=6.0), 8)
+    assert not estimate.valid
+    assert "outside the range" in estimate.reason
+
+
+def test_too_few_rows_get_no_estimate() -> None:
+    estimate, _ = _estimate(MIXED, 9, MIN_ROWS - 1)
+    assert (estimate.valid, estimate.value) == (False, None)
+    few = reference_of(MIXED.draw(np.random.default_rng(10), 80))
+    found = estimate_quality(few, window_of(few, MIXED.draw(np.random.default_rng(11), 500)))
+    assert (found.valid, found.metric) == (False, None)
+    assert "80 validation rows" in found.reason
+
+
+def test_a_few_validation_rows_make_an_interval_too_wide_to_tell() -> None:
+    reference = reference_of(MIXED.draw(np.random.default_rng(12), 120))
+    estimate = estimate_quality(reference, window_of(reference, Population(hardness=0.9).draw(np.random.default_rng(13), 100)))
+    assert not estimate.valid
+
+
+def _values(seed: int, num_rows: int, far: float, informed: bool = True) -> ReferenceRows:
+    """Errors that grow with the outlier score; of a share `far` of the rows both are larger."""
+    random = np.random.default_rng(seed)
+    rows = ORDINARY.draw(random, num_rows)
+    scores = random.gamma(20, 0.02, num_rows) + np.where(random.uniform(size=num_rows) < far, 0.2, 0)
+    errors = random.normal(size=num_rows) * (scores**2 * 6 if informed else 1.0)
+    outputs = random.normal(size=(num_rows, 1))
+    return ReferenceRows(rows.inputs, outputs.astype(np.float32), np.minimum(scores, 0.74).astype(np.float32), outputs[:, 0] + errors)
+
+
+def _rmse_estimate(reference_rows: ReferenceRows, rows: ReferenceRows) -> Estimate:
+    reference = build_reference(CONTRACT, VALUE, CALIBRATION, reference_rows)
+    window = Window(reference)
+    window.add(features_of_rows(rows))
+    return estimate_quality(reference, window)
+
+
+def test_the_rmse_follows_the_outlier_score() -> None:
+    rows = _values(15, 3000, far=0.6)
+    truth, before = (float(np.sqrt(np.square(own.outputs[:, 0] - own.targets).mean())) for own in (rows, _values(16, 6000, far=0.2)))
+    estimate = _rmse_estimate(_values(14, 6000, far=0.2), rows)
+    assert estimate.valid, estimate.reason
+    assert estimate.value == pytest.approx(truth, rel=0.06)
+    assert abs(before / truth - 1) > 0.15
+
+
+def test_an_outlier_score_that_tells_nothing_makes_no_valid_rmse() -> None:
+    estimate = _rmse_estimate(_values(17, 3000, far=0.2, informed=False), _values(18, 1000, far=0.2, informed=False))
+    assert not estimate.valid
+    assert "does not tell large errors from small ones" in estimate.reason
+
+
+def test_labels_are_not_needed() -> None:
+    rows = MIXED.draw(np.random.default_rng(19), 1000)
+    blind = replace(rows, targets=np.full(1000, np.nan))
+    assert estimate_quality(REFERENCE, window_of(REFERENCE, blind)) == estimate_quality(REFERENCE, window_of(REFERENCE, rows))

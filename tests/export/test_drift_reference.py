@@ -1,0 +1,81 @@
+"""The reference that export puts into a real bundle: of every variant, and fit for the rows that a service sees."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipway.bundle import DRIFT
+from slipway.drift.estimation import estimate_quality
+from slipway.drift.features import extract
+from slipway.drift.judging import judge
+from slipway.drift.reference import parse_references, read_reference
+from slipway.drift.window import Window
+from slipway.errors import BundleError
+from slipway.export.drift import choose_rows, has_served_form
+from slipway.export.variants import run_in_batches
+from slipway.runtime import open_onnx
+from tests.export.conftest import Project
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_variant_has_a_reference_of_its_own_answers(classifier: Project) -> None:
+    bundle = classifier.bundle()
+    payload = bundle.drift_bytes()
+    assert payload is not None
+    references = parse_references(payload)
+    assert references.answers.keys() == bundle.manifest.models.keys()
+    num_rows = {name: len(classifier.split(name)) for name in ("train", "val")}
+    assert references.inputs.rows == sum(num_rows.values())
+    assert {answers.rows for answers in references.answers.values()} == {num_rows["val"]}
+    with pytest.raises(BundleError, match="no variant 'fp64'"):
+        references.of("fp64")
+
+
+def test_the_rows_that_it_was_made_of_are_no_drift_and_inverted_ones_are(classifier: Project) -> None:
+    bundle, inputs = classifier.bundle(), classifier.split("val").inputs[:]
+    runner = open_onnx(bundle.model_bytes("int8"), variant="int8", precision="int8", provider="cpu", num_threads=1)
+    reference = read_reference(bundle, "int8")
+    assert reference is not None
+    verdicts = []
+    for pixels in (inputs, 255 - inputs):
+        answers, window = run_in_batches(runner, pixels, 16), Window(reference)
+        for _ in range(4):  # val is small: as if its rows came four times
+            window.add(extract(bundle.manifest.input, pixels, *answers))
+        verdicts.append(judge(reference, window))
+        estimate = estimate_quality(reference, window)
+        assert estimate.metric in ("accuracy", None)
+    assert [verdict.drifted for verdict in verdicts] == [False, True], verdicts
+
+
+def test_a_regressors_bundle_has_a_reference_of_its_values(regressor: Project) -> None:
+    reference = read_reference(regressor.bundle())
+    assert reference is not None
+    assert reference.names[-2:] == ["value", "outlier_score"]
+
+
+def test_one_changed_byte_of_it_makes_the_bundle_unusable(classifier: Project, tmp_path: Path) -> None:
+    bundle = classifier.bundle()
+    path = bundle.root / DRIFT
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    try:
+        with pytest.raises(BundleError, match=r"drift\.json was altered"):
+            bundle.verify()
+    finally:
+        path.write_bytes(whole)
+
+
+def test_rows_that_are_stored_larger_than_they_are_served_are_left_out(classifier: Project) -> None:
+    split, contract = classifier.split("train"), classifier.bundle().manifest.input
+    assert has_served_form(split.inputs, contract)
+    assert not has_served_form(split.inputs[:, :-1], contract)
+
+
+def test_the_chosen_rows_depend_on_seed_and_ids_alone(classifier: Project) -> None:
+    split = classifier.split("train")
+    assert choose_rows(split, 7, 10).tolist() == choose_rows(split, 7, 10).tolist()
+    assert choose_rows(split, 7, 10).tolist() != choose_rows(split, 8, 10).tolist()
+    assert choose_rows(split, 7).tolist() == list(range(len(split)))
+    assert (np.diff(choose_rows(split, 7, 10)) > 0).all()

@@ -1,0 +1,115 @@
+"""What launch/ says of the service, read without a container engine or a cluster."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serving.endpoints.listing import all_routes
+from serving.inference import Inference
+from serving.routes import Routes
+from serving.settings import PREFIX, Settings, SettingsError, read_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+KUBERNETES = ROOT / "launch/kubernetes"
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "launch/compose.yaml").read_text())
+UID = 1034  # BentoML's user in the image, `BENTO_UID_GID`
+KEY_FILE_MODE = 0o440
+
+Object = dict[str, Any]
+
+
+def objects(folder: str) -> list[Object]:
+    """The Kubernetes objects in the files of a folder, before kustomize."""
+    paths = [path for path in sorted((KUBERNETES / folder).glob("*.yaml")) if path.name != "kustomization.yaml"]
+    return [content for path in paths for content in yaml.safe_load_all(path.read_text())]
+
+
+def rendered(folder: str) -> list[Object]:
+    """The objects as `kubectl apply --kustomize` would send them."""
+    done = subprocess.run(["kubectl", "kustomize", KUBERNETES / folder], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(kind: str, found: list[Object], name: str = "slipway") -> Object:
+    """The object of that kind and name."""
+    (match,) = (one for one in found if one["kind"] == kind and one["metadata"]["name"] == name)
+    return match
+
+
+def pod_of(deployment: Object) -> Object:
+    spec: Object = deployment["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(deployment: Object) -> Object:
+    (container,) = pod_of(deployment)["containers"]
+    found: Object = container
+    return found
+
+
+def settings_of(container: Object) -> Settings:
+    """The settings that a container's environment gives the service; SettingsError if it would not start."""
+    environment = container["env"] if "env" in container else container["environment"]
+    variables = environment if isinstance(environment, dict) else {one["name"]: one["value"] for one in environment}
+    assert all(isinstance(value, str) for value in variables.values()), "a variable that is no string"
+    return read_settings({name: value for name, value in variables.items() if name.startswith(PREFIX)})
+
+
+def routes() -> Routes:
+    """Everything that the service answers."""
+    return all_routes(Inference(read_settings({})))
+
+
+def probes(container: Object) -> Iterator[tuple[str, str, int]]:
+    """(name, path, port number) of each probe of a container."""
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container[name]["httpGet"]
+        yield name, probe["path"], ports[probe["port"]]
+
+
+def faults(deployment: Object) -> list[str]:
+    """What would keep the service from starting, from being asked or from ending well."""
+    pod, container = pod_of(deployment), container_of(deployment)
+    try:
+        settings = settings_of(container)
+    except SettingsError as error:
+        return [str(error)]
+    checks: list[tuple[str, Callable[[], bool]]] = [
+        ("its own Service's variables would be unknown settings", lambda: pod["enableServiceLinks"] is False),
+        ("it is killed before it has drained", lambda: _grace(pod) > settings.drain_s + settings.request_timeout_s),
+        ("a port of a probe is not the service's", lambda: {port for _, _, port in probes(container)} == {3000}),
+        ("the operators' port is not the one it listens on", lambda: _port(container, "admin") == settings.admin_port),
+        ("nobody outside the pod reaches the operators' port", lambda: settings.admin_host == "0.0.0.0"),
+        ("the keys are not where they are mounted", lambda: _is_mounted(container, settings.keys)),
+        ("the state is not on a volume", lambda: _is_mounted(container, settings.state)),
+        ("it computes with other threads than it asks CPUs for", lambda: settings.num_threads == _num_cpus(container)),
+        ("BENTOML_HOME is not writable", lambda: _is_mounted(container, Path(_variable(container, "BENTOML_HOME")))),
+        ("a probe's path needs a key", lambda: all(routes()[path].access == "open" for _, path, _ in probes(container))),
+    ]  # fmt: skip
+    return [fault for fault, is_right in checks if not is_right()]
+
+
+def _grace(pod: Object) -> float:
+    return float(pod["terminationGracePeriodSeconds"])
+
+
+def _num_cpus(container: Object) -> int:
+    return int(container["resources"]["requests"]["cpu"])
+
+
+def _port(container: Object, name: str) -> int:
+    return next(int(port["containerPort"]) for port in container["ports"] if port["name"] == name)
+
+
+def _variable(container: Object, name: str) -> str:
+    return next(str(one["value"]) for one in container["env"] if one["name"] == name)
+
+
+def _is_mounted(container: Object, path: Path | None) -> bool:
+    mounts = [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
+    return path is not None and any(path.is_relative_to(mount) for mount in mounts)

@@ -1,0 +1,125 @@
+"""The rules for Prometheus: each alert fires, does not fire and resolves by `promtool`, and leads to what to do about it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.monitoring.queries import MONITORING, ROOT, RULE_TESTS, RULES, alerts, metric_names, recorded
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+Evals = dict[str, list[tuple[str, bool]]]  # (test, whether it fires), in the order of time, by alert
+
+
+def promtool(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=240)
+
+
+@needs_promtool
+def test_promtool_takes_rules_and_configurations() -> None:
+    configurations = sorted(MONITORING.glob("prometheus*.yml"))
+    assert len(configurations) == 2
+    for done in (promtool("check", "rules", *RULES), promtool("check", "config", "--syntax-only", *configurations)):
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@needs_promtool
+def test_each_alert_fires_and_resolves_as_its_tests_say() -> None:
+    done = promtool("test", "rules", *RULE_TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("rule", "wrong", "alert"),
+    [
+        ("slipway_gpu_temperature_celsius > 85", "slipway_gpu_temperature_celsius > 95", "SlipwayGpuHot"),  # never fires
+        ("slipway_gpu_temperature_celsius > 85", "slipway_gpu_temperature_celsius > 5", "SlipwayGpuHot"),  # always fires
+        ("> 0.95\n        for: 10m", "> 0.95\n        for: 1m", "SlipwayGpuMemoryNearlyFull"),  # too early
+    ],
+)
+def test_a_rule_that_is_wrong_fails_its_test(tmp_path: Path, rule: str, wrong: str, alert: str) -> None:
+    """The twin: the tests can fail."""
+    shutil.copytree(MONITORING, tmp_path / "monitoring")
+    path = tmp_path / "monitoring/rules/alerts.yml"
+    assert rule in path.read_text()
+    path.write_text(path.read_text().replace(rule, wrong))
+    tests = tmp_path / "monitoring/tests/gpu.yml"
+    if wrong.endswith("1m"):  # two minutes after it began, which the real rule waits out
+        tests.write_text(tests.read_text().replace(f"{{ eval_time: 5m, alertname: {alert} }}", f"{{ eval_time: 8m, alertname: {alert} }}"))
+    done = promtool("test", "rules", tests)
+    assert done.returncode != 0
+    assert alert in done.stdout + done.stderr
+
+
+def evaluations(files: list[dict[str, Any]]) -> Evals:
+    found: Evals = {}
+    for content in files:
+        for test in content["tests"]:
+            for evaluation in test["alert_rule_test"]:
+                found.setdefault(evaluation["alertname"], []).append((test["name"], bool(evaluation.get("exp_alerts"))))
+    return found
+
+
+def untested(found: Evals, names: set[str]) -> dict[str, str]:
+    """What the tests of an alert lack, by alert."""
+    lacking = {}
+    for name in names:
+        tests: dict[str, list[bool]] = {}
+        for test, fires in found.get(name, []):
+            tests.setdefault(test, []).append(fires)
+        if not any(True in fires for fires in tests.values()):
+            lacking[name] = "never fires"
+        elif not any(fires[0] is False and True in fires and fires[-1] is False for fires in tests.values()):
+            lacking[name] = "has no test in which it does not fire, then fires, then resolves"
+    return lacking
+
+
+def test_every_alert_has_a_test_in_which_it_does_not_fire_then_fires_then_resolves() -> None:
+    assert untested(evaluations([yaml.safe_load(path.read_text()) for path in RULE_TESTS]), set(alerts())) == {}
+
+
+def test_an_alert_without_such_a_test_would_be_seen() -> None:
+    found = {"A": [("one", False), ("one", True), ("one", False)], "B": [("one", False), ("two", True)], "C": [("one", False)]}
+    assert untested(found, {"A", "B", "C", "D"}) == {
+        "B": "has no test in which it does not fire, then fires, then resolves",
+        "C": "never fires",
+        "D": "never fires",
+    }
+
+
+def test_every_alert_says_how_soon_what_and_where_to_read_on() -> None:
+    headings = {title.lower() for title in re.findall(r"^### (\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)}
+    for name, rule in alerts().items():
+        assert rule["labels"]["severity"] in {"page", "ticket"}, name
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
+        page, _, section = rule["annotations"]["runbook_url"].partition("#")
+        assert (page, section) == ("docs/operations.md", name.lower())
+        assert section in headings, f"{page} has no section ### {name}"
+
+
+def test_the_page_has_no_section_for_an_alert_that_is_gone() -> None:
+    sections = set(re.findall(r"^### (Slipway\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE))
+    assert sections == set(alerts())
+
+
+def test_recorded_series_are_used_and_recorded_before_they_are_used() -> None:
+    known: set[str] = set()
+    for name, query in recorded().items():
+        assert {used for used in metric_names(query) if ":" in used} <= known, name
+        known.add(name)
+    used = {used for rule in alerts().values() for used in metric_names(rule["expr"])}
+    used |= {name for query in recorded().values() for name in metric_names(query)}
+    assert known - used == set()
+
+
+def test_each_objective_is_stated_once() -> None:
+    text = "".join(path.read_text() for path in RULES)
+    for name in ("availability", "latency", "accuracy", "rmse"):
+        assert text.count(f"record: slipway:objective:{name}") == 1
+    assert text.count('le="') == 1  # the bound of the latency

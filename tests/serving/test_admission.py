@@ -1,0 +1,211 @@
+"""Admission as a pure matter of counts and a clock: a simulated worker that takes so long for a batch, and callers of all kinds."""
+
+import heapq
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from serving.admission import MIN_ITEMS, Admission, BatchTimes
+from serving.responses import Refusal
+
+MAX_BATCH_SIZE = 16
+FIXED, EACH = 0.001, 0.004  # seconds of the simulated batch: 246 items a second at most in batches of 16
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(0.005, 0.0001), (0.001, 0.004), (0.0, 0.002), (0.003, 0.0)])
+def test_the_times_of_batches_are_found_from_different_sizes(fixed: float, each: float) -> None:
+    times, draw = BatchTimes(), random.Random(0)
+    for _ in range(200):
+        size = draw.randint(1, 16)
+        times.add(size, (fixed + size * each) * draw.uniform(0.98, 1.02))
+    assert times.fitted() == pytest.approx((fixed, each), rel=0.1, abs=2e-4)
+    assert times.throughput(16) == pytest.approx(16 / (fixed + 16 * each), rel=0.05)
+
+
+def test_they_follow_a_machine_that_becomes_slower() -> None:
+    times, draw = BatchTimes(), random.Random(0)
+    for slower in (1, 3):
+        for _ in range(300):
+            size = draw.randint(1, 16)
+            times.add(size, slower * (FIXED + size * EACH))
+        assert times.throughput(16) == pytest.approx(16 / (FIXED + 16 * EACH) / slower, rel=0.05)
+
+
+def test_where_batching_does_not_help_the_efficient_batch_is_small_and_where_it_does_large() -> None:
+    for fixed, each, least, most in [(0.0, 0.002, 1, 1), (0.0005, 0.002, 3, 6), (0.01, 0.0001, 14, 16)]:
+        times = BatchTimes()
+        for size in [1, 2, 4, 8, 16] * 20:
+            times.add(size, fixed + size * each)
+        assert least <= times.efficient_size(16) <= most
+
+
+@dataclass
+class Simulated:
+    """A worker with a greedy batcher on a clock of its own."""
+
+    max_wait_s: float = 1.0
+    max_requests: int = 256
+    now: float = 0.0
+    waiting: list[tuple[float, int]] = field(default_factory=list)
+    running: list[tuple[float, int]] = field(default_factory=list)
+    ends: float = 0.0
+    answered: list[tuple[float, float]] = field(default_factory=list)  # asked, waited
+    refused: list[float] = field(default_factory=list)
+    retry_after: list[int] = field(default_factory=list)
+    codes: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.max_requests, self.max_wait_s, 2, self.shed, lambda: self.now)
+        self.admission.max_batch_size = MAX_BATCH_SIZE
+
+    def ask(self, caller: int = 0) -> bool:
+        """One request now; whether it was let in."""
+        try:
+            self.admission.enter()
+        except Refusal as refusal:
+            self.codes.add(refusal.code)
+            self.refused.append(self.now)
+            self.retry_after.append(int(dict(refusal.headers)["retry-after"]))
+            return False
+        self.waiting.append((self.now, caller))
+        self._begin()
+        return True
+
+    def shed(self, num_kept: int) -> None:
+        """As the batcher does it: the newest that wait leave again."""
+        while len(self.waiting) > num_kept:
+            asked, _ = self.waiting.pop()
+            self.admission.leave(1)
+            self.admission.overload()
+            self.refused.append(asked)
+
+    def advance(self, until: float) -> Iterator[int]:
+        """Run to that time; the callers whose answers came on the way."""
+        while self.running and self.ends <= until:
+            self.now = self.ends
+            batch, self.running = self.running, []
+            self.admission.ran(len(batch), self.now - self.began)
+            for asked, caller in batch:
+                self.answered.append((asked, self.now - asked))
+                self.admission.leave(1)
+                yield caller
+            self._begin()
+        self.now = until
+
+    def _begin(self) -> None:
+        if not self.running and self.waiting:
+            self.running, self.waiting = self.waiting[:MAX_BATCH_SIZE], self.waiting[MAX_BATCH_SIZE:]
+            self.began = self.now
+            self.ends = self.now + FIXED + EACH * len(self.running)
+
+
+PEAK = MAX_BATCH_SIZE / (FIXED + MAX_BATCH_SIZE * EACH)
+
+
+def open_loop(worker: Simulated, rate: float, seconds: float, seed: int = 0) -> None:
+    """Callers that do not wait for each other."""
+    draw, at, end = random.Random(seed), worker.now, worker.now + seconds
+    while (at := at + draw.expovariate(rate)) < end:
+        list(worker.advance(at))
+        worker.ask()
+    list(worker.advance(end))
+
+
+def closed_loop(worker: Simulated, num_callers: int, seconds: float) -> None:
+    """Callers that ask again when they are answered, or a second after they were refused."""
+    events = [(worker.now, caller) for caller in range(num_callers)]
+    end = worker.now + seconds
+    while worker.now < end:
+        soon = min(events[0][0] if events else end, worker.ends if worker.running else end, end)
+        for caller in worker.advance(soon):
+            heapq.heappush(events, (worker.now, caller))
+        while events and events[0][0] <= worker.now:
+            _, caller = heapq.heappop(events)
+            if not worker.ask(caller):
+                heapq.heappush(events, (worker.now + 1, caller))
+
+
+def waited(worker: Simulated, since: float = 0.0, share: float = 0.99) -> float:
+    """Seconds that `share` of those who asked after `since` waited at most."""
+    waits = sorted(wait for asked, wait in worker.answered if asked >= since)
+    return waits[int(len(waits) * share)]
+
+
+def test_a_lasting_overload_of_four_times_keeps_the_throughput_and_the_waiting() -> None:
+    normal, overloaded = Simulated(), Simulated()
+    open_loop(normal, 0.8 * PEAK, 30)
+    assert not normal.refused
+    open_loop(overloaded, 4 * PEAK, 30)
+    assert len(overloaded.answered) > 0.95 * 30 * PEAK
+    assert waited(overloaded) < 2 * waited(normal)
+    assert overloaded.codes == {"queue_full"}
+    assert all(1 <= seconds <= 3 for seconds in overloaded.retry_after)
+
+
+def test_without_it_the_same_overload_waits_many_times_as_long() -> None:
+    """The twin: the limit on the number alone."""
+    normal, overloaded = Simulated(), Simulated(max_wait_s=1000.0)
+    open_loop(normal, 0.8 * PEAK, 30)
+    open_loop(overloaded, 4 * PEAK, 30)
+    assert waited(overloaded) > 5 * waited(normal)
+
+
+def test_after_an_overload_nobody_is_refused_for_long() -> None:
+    worker = Simulated()
+    open_loop(worker, 4 * PEAK, 10)
+    open_loop(worker, 0.8 * PEAK, 20)
+    assert max(worker.refused) < 15
+    assert waited(worker, since=15) < 0.2
+
+
+def test_a_burst_below_the_longest_wait_is_taken_whole() -> None:
+    worker = Simulated()
+    open_loop(worker, 0.5 * PEAK, 5)
+    for _ in range(int(0.8 * PEAK)):
+        worker.ask()
+    list(worker.advance(10))
+    assert not worker.refused
+    assert 0.5 < waited(worker, since=5) < 1.1
+
+
+def test_a_burst_above_it_is_cut() -> None:
+    worker = Simulated(max_requests=10_000)
+    open_loop(worker, 0.5 * PEAK, 5)
+    for _ in range(int(3 * PEAK)):
+        worker.ask()
+    list(worker.advance(10))
+    assert worker.refused
+    assert waited(worker, since=5, share=0.999) < 1.1
+
+
+@pytest.mark.parametrize("num_callers", [1, 8, 32, 100, 200])
+def test_callers_that_wait_for_their_answers_are_never_refused(num_callers: int) -> None:
+    worker = Simulated()
+    closed_loop(worker, num_callers, 10)
+    assert not worker.refused
+    assert len(worker.answered) > (100 if num_callers == 1 else 0.9 * PEAK) * 10
+
+
+def test_the_number_of_requests_is_limited_whatever_the_speed() -> None:
+    worker = Simulated(max_requests=5)
+    assert [worker.ask() for _ in range(7)] == [True] * 5 + [False] * 2
+    list(worker.advance(1))
+    assert worker.ask()
+
+
+def test_a_request_of_many_rows_counts_as_many() -> None:
+    worker = Simulated()
+    closed_loop(worker, 32, 5)
+    list(worker.advance(6))
+    visit = worker.admission.enter()
+    visit.has_items(1000)  # four seconds of work
+    assert not worker.ask()
+    visit.leave()
+    assert worker.admission.num_items == 0
+
+
+def test_what_is_let_in_during_an_overload_fills_the_model_and_the_decoders() -> None:
+    assert Simulated().admission.most_items == MIN_ITEMS
+    assert Admission(256, 1.0, 64, lambda num_kept: None).most_items == 128

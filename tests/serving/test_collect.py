@@ -1,0 +1,239 @@
+"""From the running service to the next data set: what was kept and told becomes a Parquet that `clean` takes as it is."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+
+from serving.inference import Inference
+from serving.settings import Settings
+from serving.watching import watcher as watching
+from slipway import collect as collecting_command
+from slipway.bundle import Lineage
+from slipway.collecting import Item, _ranked, collect
+from slipway.errors import DataError, UnavailableError
+from slipway.kept import KeptRequest, read_kept
+from slipway.watched import DriftedSpan, Truth
+from tests.data.test_data_stages import prepare
+from tests.data.test_table_stages import prepare_table
+from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, certify, picture, row_classifier, table_row, write_bundle
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import run
+from tests.serving.server import ROOT
+from tests.serving.watched import pictures
+
+PNG = {"content-type": "image/png"}
+
+
+def lineage(**data: Any) -> Lineage:
+    """Of a bundle that knows how its data set names the columns."""
+    params = {"data": {"image_column": "image", "target_column": "label", "group_column": None} | data}
+    return Lineage(git_revision=None, git_dirty=False, params=params, data=None, digests={})
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "GATHER_S", 0.02)
+    monkeypatch.setattr(watching, "MERGE_S", 0.04)
+
+
+async def tell(client: httpx.AsyncClient, truths: list[dict[str, Any]]) -> None:
+    response = await client.post("/feedback", json={"feedback": truths})
+    assert response.status_code in (200, 202), response.text
+
+
+def command(settings: Settings, out: Path, *arguments: str) -> list[str]:
+    return [str(out), "--kept", str(settings.keep_directory), "--state", str(settings.state), "--bundle", str(settings.bundle), *arguments]
+
+
+def collected(settings: Settings, out: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The rows that the command writes."""
+    collecting_command.main(command(settings, out, *arguments))
+    rows: list[dict[str, Any]] = pq.read_table(out).to_pylist()
+    return rows
+
+
+@pytest.fixture
+def served(certified: Path, make_settings: MakeSettings) -> tuple[Settings, list[bytes], list[str], list[str]]:
+    """A service that ended, with its 60 pictures, what it predicted of them, and the truths that it was told of the first 40."""
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
+    settings = make_settings(keep_directory=certified / "kept")
+    payloads, predicted, truths = pictures(3, 60), [""] * 60, [""] * 60
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for number, payload in enumerate([*payloads, payloads[7]]):  # one of them is sent twice
+            answer = await client.post("/predict", content=payload, headers=PNG | {"x-request-id": f"id-{number}"})
+            if number < 60:
+                predicted[number] = answer.json()["label"]
+                others = [label for label in LABELS if label != predicted[number]]
+                truths[number] = others[0] if number % 4 == 0 else predicted[number]
+        await tell(client, [{"request_id": f"id-{number}", "truth": truths[number]} for number in range(40)])
+
+    run(settings, work)
+    return settings, payloads, predicted, truths
+
+
+def test_kept_pictures_and_their_truths_become_rows_without_copies_mistakes_first(
+    served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, payloads, predicted, truths = served
+    rows = collected(settings, tmp_path / "out.parquet")
+    assert {row["image"]["bytes"]: row["label"] for row in rows} == dict(zip(payloads[:40], truths[:40], strict=True))
+    positions = [payloads.index(row["image"]["bytes"]) for row in rows]
+    mistakes = [order for order, place in enumerate(positions) if truths[place] != predicted[place]]
+    assert len(mistakes) == 10
+    assert sum(mistakes) / 10 < 12  # of 0 to 39: by chance it would be 19.5
+    printed = capsys.readouterr().out
+    assert "40 of 61 kept items" in printed
+    assert "10 that the model had wrong" in printed
+    assert "20 without a truth" in printed
+    assert "1 copies" in printed
+    assert f"next: dvc exp run -S data.path={tmp_path / 'out.parquet'}\n" in printed
+
+    first = [row["image"]["bytes"] for row in collected(settings, tmp_path / "few.parquet", "--rows", "5")]
+    assert first == [row["image"]["bytes"] for row in rows[:5]]
+    everything = collected(settings, tmp_path / "all.parquet", "--unlabelled")
+    assert len(everything) == 60
+    assert sum(row["label"] is None for row in everything) == 20
+
+
+@pytest.mark.slow
+def test_clean_takes_what_was_collected_as_it_is(served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path) -> None:
+    settings, *_ = served
+    folder = tmp_path / "project"
+    folder.mkdir()
+    run_collect = [sys.executable, "-m", "slipway.collect", *command(settings, folder / "next.parquet")]
+    subprocess.run(run_collect, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    prepare(folder, folder / "next.parquet", clean__min_side_px=4, clean__max_bad_share=0.9)
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.clean"], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    kept = pq.read_table(folder / "data/clean/rows.parquet").to_pylist()
+    quarantine = pq.read_table(folder / "data/clean/quarantine.parquet").to_pylist()
+    assert len(kept) + len(quarantine) == 40
+    assert len(kept) >= 20, quarantine
+    assert {row["label"] for row in kept} <= set(LABELS)
+
+
+@pytest.mark.slow
+def test_clean_takes_rows_of_a_table_that_were_collected(certified: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), lineage=lineage(image_column=None)))
+    settings = make_settings(keep_directory=certified / "kept")
+    rows = [table_row(number) | {"income": 20000.5 + number} for number in range(60)]
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for name, part in (("a", rows[:30]), ("b", rows[30:])):
+            answers = (await client.post("/predict", json={"rows": part}, headers={"x-request-id": name})).json()["predictions"]
+            await tell(client, [{"request_id": name, "item": item, "truth": answer["label"]} for item, answer in enumerate(answers)])
+
+    run(settings, work)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    found = collected(settings, folder / "next.parquet")
+    assert len(found) == 60
+    assert list(found[0]) == [*ROW, "label"]
+    as_sent = [{name: row.get(name) for name in ROW} for row in rows]
+    assert sorted(row["income"] for row in found) == [row["income"] for row in as_sent]
+    assert {name: value for name, value in found[0].items() if name != "label"} in as_sent
+    prepare_table(folder, folder / "next.parquet", "table_classification", "label")
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.clean"], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table(folder / "data/clean/rows.parquet").num_rows == 60
+
+
+def test_several_pictures_of_one_request_are_rows_of_their_own(certified: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
+    settings = make_settings(keep_directory=certified / "kept")
+    payloads = [picture(seed) for seed in range(3)]
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        files = [("image", (f"{number}.png", payload)) for number, payload in enumerate(payloads)]
+        await client.post("/predict", files=files, headers={"x-request-id": "three"})
+        await tell(client, [{"request_id": "three", "item": 2, "truth": "dark"}])
+
+    run(settings, work)
+    (row,) = collected(settings, tmp_path / "out.parquet")
+    assert (row["image"]["bytes"], row["label"]) == (payloads[2], "dark")
+
+
+def test_the_last_truth_and_the_last_answer_of_an_id_count(certified: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
+    settings = make_settings(keep_directory=certified / "kept")
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for seed in (1, 2):
+            await client.post("/predict", content=picture(seed), headers=PNG | {"x-request-id": "same"})
+            await asyncio.sleep(0.01)
+        for label in ("dark", "bright"):
+            await tell(client, [{"request_id": "same", "truth": label}])
+
+    run(settings, work)
+    (row,) = collected(settings, tmp_path / "out.parquet")
+    assert (row["image"]["bytes"], row["label"]) == (picture(2), "bright")
+
+
+def item(number: int, **changes: Any) -> Item:
+    fields: dict[str, Any] = {
+        "key": (f"id-{number}", 0, float(number)),
+        "model": "m",
+        "digest": f"{number}",
+        "truth": "a",
+        "predicted": "a",
+    }
+    return Item(**fields | {"doubt": 0.1, "outlier_score": 0.1, "is_outlier": False, "drifted": False} | changes)
+
+
+@pytest.mark.parametrize("worth", [{"predicted": "b"}, {"doubt": 0.6}, {"outlier_score": 3.0}, {"drifted": True}])
+def test_mistakes_doubt_outliers_and_drifted_rows_come_first(worth: dict[str, Any]) -> None:
+    items = [item(number) for number in range(20)]
+    items[7] = item(7, **worth)
+    ranked = _ranked(items)
+    assert ranked[0].key == ("id-7", 0, 7.0)
+    assert [one.key[2] for one in ranked[1:4]] == [19.0, 18.0, 17.0]  # of equals the newest
+
+
+def test_rows_of_a_drifted_window_are_known_by_model_and_time(served: tuple[Settings, list[bytes], list[str], list[str]]) -> None:
+    settings, *_ = served
+    assert settings.keep_directory is not None
+    kept = [request for request in read_kept(settings.keep_directory) if isinstance(request, KeptRequest)]
+    version, middle = kept[0].model_version, kept[30].time.timestamp()
+    truths = [Truth(request.request_id, 0, "dark", None, time.time()) for request in kept]
+    spans = [DriftedSpan(version, middle, middle + 60), DriftedSpan("another", 0.0, middle)]
+    found = collect(settings.keep_directory, truths, spans, CONTRACT, LABELS)
+    assert sum(one.drifted for one in found.items) >= 29
+    assert all(one.drifted == (one.key[2] >= middle) for one in found.items)
+
+
+def test_without_a_truth_there_is_nothing_and_the_reason_is_said(
+    served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path
+) -> None:
+    settings, *_ = served
+    assert settings.keep_directory is not None
+    found = collect(settings.keep_directory, [], [], CONTRACT, LABELS)
+    assert (found.items, found.left_out["without a truth"]) == ([], 60)
+    of_tables = collect(settings.keep_directory, [], [], COLUMNS, LABELS)
+    assert of_tables.left_out["of another model's form"] == 61
+    with pytest.raises(UnavailableError, match="SLIPWAY_STATE"):
+        collecting_command.main([*command(settings, tmp_path / "out.parquet"), "--state", str(tmp_path / "nowhere")])
+    with pytest.raises(UnavailableError, match="SLIPWAY_KEEP_DIRECTORY"):
+        collecting_command.main([*command(settings, tmp_path / "out.parquet"), "--kept", str(tmp_path / "nowhere")])
+    with pytest.raises(DataError, match=r"\.parquet"):
+        collecting_command.main(command(settings, tmp_path / "out.csv"))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_columns_that_requests_do_not_have_are_switched_off_in_the_next_command(certified: Path) -> None:
+    bundle = write_bundle(certified / "bundle", lineage=lineage(group_column="patient"))
+    assert collecting_command.next_command(bundle.manifest, Path("a b.parquet")) == (
+        "dvc exp run -S 'data.path=a b.parquet' -S data.group_column=null"
+    )

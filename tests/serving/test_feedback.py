@@ -1,0 +1,274 @@
+"""`POST /feedback`: truths are read strictly, joined to what was predicted, counted once, and become true quality."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.inference import Inference
+from serving.watching import feedback as telling
+from serving.watching import store as stores
+from serving.watching import watcher as watching
+from serving.watching.quality import measure_joined
+from slipway.bundle import Metric
+from slipway.watched import DATABASE, read_truths
+from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import error_of, metric, run
+
+PNG = {"content-type": "image/png"}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04)):
+        monkeypatch.setattr(watching, name, seconds)
+
+
+async def until(found: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+async def predict(client: httpx.AsyncClient, name: str, seed: int = 0) -> dict[str, Any]:
+    response = await client.post("/predict", content=picture(seed), headers=PNG | {"x-request-id": name})
+    assert response.status_code == 200
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def counted(inference: Inference, outcome: str) -> float:
+    return metric(inference, f'slipway_feedback_total{{outcome="{outcome}"}}')
+
+
+def remembered(inference: Inference) -> int:
+    """Predictions in the database."""
+    path = inference.settings.state / DATABASE
+    if not path.exists():
+        return 0
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            return int(connection.execute("SELECT count(*) FROM predictions").fetchone()[0])
+        except sqlite3.OperationalError:  # it is being made
+            return 0
+
+
+def quality(inference: Inference) -> dict[str, Any]:
+    metrics: dict[str, Any] = inference.parts["feedback"]().get("metrics", {})
+    return metrics
+
+
+def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_once(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        answer = await predict(client, "one")
+        await until(lambda: remembered(inference) == 1)
+        wrong = next(label for label in LABELS if label != answer["label"])
+        told = await client.post("/feedback", json={"request_id": "one", "truth": wrong}, headers={"x-request-id": "telling"})
+        assert (told.status_code, told.json()) == (200, {"joined": True, "duplicate": False, "request_id": "telling"})
+        await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 0 and bool(quality(inference)))
+        told = await client.post("/feedback", json={"request_id": "one", "truth": answer["label"]})
+        assert told.status_code == 200
+        assert told.json()["duplicate"] is True
+        await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 1)
+        assert quality(inference)["accuracy"]["rows"] == 1
+        assert (counted(inference, "joined"), counted(inference, "duplicate")) == (1, 1)
+
+    run(settings, work)
+    (truth,) = read_truths(settings.state)
+    assert (truth.request_id, truth.item, truth.value) == ("one", 0, None)
+
+
+def test_a_truth_that_comes_before_its_prediction_waits_for_it(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        told = await client.post("/feedback", json={"request_id": "early", "truth": "dark"})
+        assert (told.status_code, told.json()["joined"]) == (202, False)
+        assert counted(inference, "joined") == 0
+        await predict(client, "early")
+        await until(lambda: counted(inference, "joined") == 1)
+        assert counted(inference, "unknown_request") == 0
+
+    run(make_settings(), work)
+
+
+def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "TIDY_S", 0.05)
+    monkeypatch.setattr(stores, "PENDING_S", 0.2)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        inference._observers[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher; it was set before TIDY_S
+        await client.post("/feedback", json={"request_id": "nobody", "truth": "dark"})
+        await until(lambda: counted(inference, "unknown_request") == 1)
+        assert list(read_truths(inference.settings.state)) == []
+
+    run(make_settings(), work)
+
+
+def test_truths_of_several_rows_name_their_item(certified_table: Path, make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        rows = [table_row(number) for number in range(4)]
+        answers = (await client.post("/predict", json={"rows": rows}, headers={"x-request-id": "list"})).json()["predictions"]
+        await until(lambda: remembered(inference) == 4)
+        truths = [{"request_id": "list", "item": item, "truth": answer["label"]} for item, answer in enumerate(answers)]
+        told = await client.post("/feedback", json={"feedback": [*truths, {"request_id": "unknown", "truth": "dark"}]})
+        assert told.status_code == 202
+        assert [one["joined"] for one in told.json()["feedback"]] == [True, True, True, True, False]
+        await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 1)
+
+        error = error_of(await client.post("/feedback", json={"feedback": [truths[0], {"request_id": "list", "truth": "dark"}]}))
+        assert (error["code"], error["field"]) == ("missing_field", "feedback[1].item")
+        assert "4 items" in error["message"]
+        assert counted(inference, "duplicate") == 0  # nothing of it was taken
+        assert counted(inference, "invalid") == 1
+
+    run(make_settings(), work)
+
+
+def test_a_waiting_truth_without_item_is_not_joined_to_one_of_several(certified_table: Path, make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await client.post("/feedback", json={"request_id": "list", "truth": "dark"})
+        await client.post("/predict", json={"rows": [table_row(1), table_row(2)]}, headers={"x-request-id": "list"})
+        await until(lambda: counted(inference, "invalid") == 1)
+        assert counted(inference, "joined") == 0
+
+    run(make_settings(), work)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "field"),
+    [
+        ([], "not_a_row", None),
+        ({"feedback": []}, "no_rows", "feedback"),
+        ({"feedback": {}}, "type_violation", "feedback"),
+        ({"feedback": [7]}, "not_a_row", "feedback[0]"),
+        ({"request_id": "a"}, "missing_field", "truth"),
+        ({"truth": "dark"}, "missing_field", "request_id"),
+        ({"request_id": "a", "truth": None}, "missing_field", "truth"),
+        ({"request_id": "a", "truth": "dark", "label": 1}, "unknown_field", "label"),
+        ({"request_id": "../a", "truth": "dark"}, "type_violation", "request_id"),
+        ({"request_id": 7, "truth": "dark"}, "type_violation", "request_id"),
+        ({"request_id": "a", "truth": "blue"}, "unknown_label", "truth"),
+        ({"request_id": "a", "truth": 7}, "type_violation", "truth"),
+        ({"request_id": "a", "truth": ["dark"]}, "type_violation", "truth"),
+        ({"request_id": "a", "item": "0", "truth": "dark"}, "type_violation", "item"),
+        ({"request_id": "a", "item": True, "truth": "dark"}, "type_violation", "item"),
+        ({"request_id": "a", "item": -1, "truth": "dark"}, "out_of_range", "item"),
+        ({"request_id": "a", "item": 10**30, "truth": "dark"}, "type_violation", "item"),
+        ({"feedback": [{"request_id": "a", "truth": "dark"}, {"request_id": "b", "truth": "x"}]}, "unknown_label", "feedback[1].truth"),
+        ({"feedback": [{"request_id": "a", "truth": "dark"}] * 1001}, "too_many_rows", "feedback"),
+    ],
+)
+def test_what_is_no_truth_is_refused_with_its_place(make_settings: MakeSettings, content: Any, code: str, field: str | None) -> None:
+    settings = make_settings()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        error = error_of(await client.post("/feedback", json=content))
+        assert (error["code"], error["field"]) == (code, field)
+        assert counted(inference, "invalid") == 1
+
+    run(settings, work)
+    assert not (settings.state / DATABASE).exists() or list(read_truths(settings.state)) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"request_id": "a", "truth": NaN}', b'{"truth": "dark", "truth": "dark"}', b"[" * 100_000])
+def test_what_is_no_json_is_refused(make_settings: MakeSettings, body: bytes) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        error = error_of(await client.post("/feedback", content=body, headers={"content-type": "application/json"}))
+        assert error["code"] in ("malformed_json", "too_many_rows")
+        assert error_of(await client.post("/feedback", content=body, headers=PNG))["code"] == "unsupported_media_type"
+
+    run(make_settings(), work)
+
+
+def test_a_thousand_truths_fit_into_one_request(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        truths = [{"request_id": f"id-{number}", "item": 0, "truth": "dark"} for number in range(telling.MAX_TRUTHS)]
+        told = await client.post("/feedback", json={"feedback": truths})
+        assert (told.status_code, len(told.json()["feedback"])) == (202, 1000)
+        assert len(list(read_truths(inference.settings.state))) == 1000
+
+    run(make_settings(), work)
+
+
+def test_numbers_give_rmse_and_mse(certified: Path, make_settings: MakeSettings) -> None:
+    tested = {"rmse": Metric(value=0.1, low=0.05, high=0.15, confidence=0.95, rows=100)}
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean(), metrics=tested))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for number in range(20):
+            answer = await predict(client, f"id-{number}", number)
+            error = 1.0 if number % 2 else 3.0
+            await client.post("/feedback", json={"request_id": f"id-{number}", "truth": answer["value"] + error})
+        await until(lambda: metric(inference, 'slipway_true_quality{metric="mse"}') == pytest.approx(5.0))
+        found = quality(inference)
+        assert found["rmse"]["value"] == pytest.approx(5**0.5)
+        assert found["rmse"]["low"] < found["rmse"]["value"] < found["rmse"]["high"]
+        assert found["rmse"]["is_worse"] is True
+        assert found["rmse"]["tested"]["value"] == 0.1
+        refused = error_of(await client.post("/feedback", json={"request_id": "id-1", "truth": "dark"}))
+        assert (refused["code"], refused["field"]) == ("type_violation", "truth")
+
+    run(make_settings(), work)
+
+
+def test_accuracy_and_macro_f1_are_those_of_the_library_with_their_intervals(certified: Path) -> None:
+    bundle = write_bundle(certified / "bundle")
+    joined = [("dark", "dark")] * 6 + [("grey", "dark")] * 2 + [("grey", "grey")] * 2
+    measured = measure_joined(bundle.manifest, joined)
+    assert measured["accuracy"].value == pytest.approx(0.8)
+    assert measured["f1_macro"].value == pytest.approx((12 / 14 + 4 / 6) / 2)
+    assert measured["accuracy"].low < 0.8 < measured["accuracy"].high
+    assert measure_joined(bundle.manifest, []) == {}
+    assert measure_joined(bundle.manifest, [("grey", "grey")])["accuracy"].value == 1
+
+
+def test_only_the_last_predictions_and_truths_are_remembered(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for number in range(150):
+            await predict(client, f"id-{number}")
+        await until(lambda: remembered(inference) == 150)
+        for number in range(120):
+            await client.post("/feedback", json={"request_id": f"id-{number}", "truth": "dark"})
+        inference._observers[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher
+        await until(lambda: remembered(inference) == 100)
+        assert len(list(read_truths(inference.settings.state))) == 100
+
+    run(make_settings(feedback_rows=100), work)
+
+
+def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_on(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await predict(client, "one")
+        await until(lambda: remembered(inference) == 1)
+        with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            response = await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+            assert error_of(response)["code"] == "feedback_unavailable"
+            assert response.headers["retry-after"] == "1"
+            assert metric(inference, 'slipway_monitoring_errors_total{part="feedback"}') == 1
+            await predict(client, "two")
+            other.execute("ROLLBACK")
+        assert (await client.post("/feedback", json={"request_id": "one", "truth": "dark"})).status_code == 200
+        await until(lambda: remembered(inference) == 2)
+
+    run(settings, work)
+
+
+def test_where_nothing_is_watched_no_feedback_is_taken(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        error = error_of(await client.post("/feedback", json={"request_id": "one", "truth": "dark"}))
+        assert error["code"] == "feedback_unavailable"
+        assert "SLIPWAY_WATCH" in error["message"]
+
+    run(make_settings(watch=False), work)

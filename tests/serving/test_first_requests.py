@@ -1,0 +1,52 @@
+"""Ready means ready: the first requests are answered like all others, and before that a caller is told to come again."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from numpy.typing import NDArray
+
+from serving.model import load_model
+from slipway.calibration import Answers
+from slipway.runtime import OnnxRunner
+from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
+from tests.serving.conftest import MakeSettings
+from tests.serving.load import ask_each, by_status, http_request
+from tests.serving.server import running
+
+PNG = {"content-type": "image/png"}
+
+
+def test_each_batch_size_has_run_before_a_model_is_ready(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    run = OnnxRunner.run
+
+    def recording(self: OnnxRunner, batch: NDArray[Any]) -> Answers:
+        sizes.append(len(batch))
+        return run(self, batch)
+
+    monkeypatch.setattr(OnnxRunner, "run", recording)
+    load_model(make_settings(max_batch_size=12))
+    assert {1, 2, 4, 8, 12} <= set(sizes)
+    assert max(sizes) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_of_the_first_100_requests_none_fails_and_before_them_callers_are_told_to_come_again(tmp_path: Path, num_workers: int) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(8)))
+    with running(tmp_path, workers=num_workers) as server:
+        ready, deadline = False, time.monotonic() + 60
+        while not ready and time.monotonic() < deadline:
+            try:
+                early = httpx.post(server.url + "/predict", content=picture(), headers=PNG)
+                ready = httpx.get(server.url + "/readyz").status_code == 200
+            except httpx.TransportError:  # nobody listens yet
+                continue
+            if early.status_code != 200:  # it may have become ready in between
+                assert (early.status_code, early.json()["error"]["code"]) == (503, "not_ready")
+                assert int(early.headers["retry-after"]) >= 1
+        assert ready
+        assert by_status(ask_each(server.url, [http_request(body=picture(number)) for number in range(100)], 32)) == {200: 100}

@@ -1,0 +1,132 @@
+"""A request that two readers could read in two ways is refused, whatever is hidden in it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from serving.framing import require_clear_framing
+from serving.responses import Refusal
+from tests.serving.bundles import certify, write_bundle
+from tests.serving.server import Server, running
+from tests.serving.test_connections import answers, error_in
+
+Headers = list[tuple[bytes, bytes]]
+LENGTH, CHUNKED, HOST = (b"content-length", b"3"), (b"transfer-encoding", b"chunked"), (b"host", b"localhost")
+
+
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        ([], "1.1"),
+        ([], "1.0"),
+        ([HOST, LENGTH], "1.1"),
+        ([HOST, CHUNKED], "1.1"),
+        ([(b"transfer-encoding", b" Chunked ")], "1.1"),
+        ([LENGTH], "1.0"),
+        ([LENGTH, (b"expect", b"100-Continue")], "1.1"),
+        ([(b"accept", b"*/*"), (b"accept", b"image/*")], "1.1"),
+    ],
+)
+def test_what_can_be_read_in_one_way_only_is_taken(headers: Headers, version: str) -> None:
+    require_clear_framing(headers, version, asks_for_upgrade=False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "version", "found"),
+    [
+        ([LENGTH, LENGTH], "1.1", "content-length"),
+        ([CHUNKED, CHUNKED], "1.1", "transfer-encoding"),
+        ([LENGTH, CHUNKED], "1.1", "one content-length"),
+        ([CHUNKED], "1.0", "transfer-encoding"),
+        ([(b"transfer-encoding", b"gzip, chunked")], "1.1", "transfer-encoding"),
+        ([(b"transfer-encoding", b"identity")], "1.1", "transfer-encoding"),
+        ([(b"transfer-encoding", b"xchunked")], "1.1", "transfer-encoding"),
+        ([(b"content-length", b"+3")], "1.1", "not a number"),
+        ([(b"content-length", b"3, 3")], "1.1", "not a number"),
+        ([(b"content-length", "٣".encode())], "1.1", "not a number"),
+        ([HOST, HOST], "1.1", "host"),
+        ([(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b")], "1.1", "authorization"),
+        ([], "2.0", "HTTP/2.0"),
+        ([], "0.9", "HTTP/0.9"),
+    ],
+)
+def test_what_could_be_read_in_two_ways_is_refused(headers: Headers, version: str, found: str) -> None:
+    with pytest.raises(Refusal, match=found) as refusal:
+        require_clear_framing(headers, version, asks_for_upgrade=False)
+    assert refusal.value.code == "malformed_request"
+
+
+def test_a_body_beside_an_upgrade_is_refused_and_an_upgrade_without_one_is_not() -> None:
+    require_clear_framing([HOST], "1.1", asks_for_upgrade=True)
+    with pytest.raises(Refusal, match="Upgrade"):
+        require_clear_framing([HOST, LENGTH], "1.1", asks_for_upgrade=True)
+
+
+def test_an_expectation_that_cannot_be_met_is_refused() -> None:
+    with pytest.raises(Refusal) as refusal:
+        require_clear_framing([(b"expect", b"200-ok")], "1.1", asks_for_upgrade=False)
+    assert (refusal.value.code, refusal.value.field) == ("expectation_failed", "expect")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("framing")
+    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
+    with running(folder, request_timeout_s=0.5) as server:
+        server.wait()
+        yield server
+
+
+HIDDEN = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
+SMUGGLED = [
+    POST + b"content-length: 0\r\ncontent-length: 40\r\n\r\n" + HIDDEN,
+    POST + b"content-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: identity, chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding:\x0bchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"x: y\r\n transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"x: y\rtransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"content-length: +0\r\n\r\n" + HIDDEN,
+    POST + b"content-length: 0x10\r\n\r\n" + HIDDEN,
+    POST + b"content-length: 0, 0\r\n\r\n" + HIDDEN,
+    POST + b"content-length: 99999999999999999999\r\n\r\n" + HIDDEN,
+    POST + b"host: elsewhere\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\n\r\n0x1\r\nx\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\n\r\n-1\r\nx\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\n\r\n1\r\nxy\r\n0\r\n\r\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\n\r\n1\nx\n0\n\n" + HIDDEN,
+    POST + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\nx\r\n0\r\n\r\n" + HIDDEN,
+    b"POST /predict HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    b"GET /livez HTTP/2.0\r\nhost: localhost\r\n\r\n" + HIDDEN,
+    b"GET /livez\r\n\r\n" + HIDDEN,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("payload", SMUGGLED)
+def test_no_second_request_can_be_hidden_in_a_first(server: Server, payload: bytes) -> None:
+    received = answers(server, payload)
+    assert error_in(received)["code"] == "malformed_request"
+    assert b"alive" not in received
+
+
+@pytest.mark.slow
+def test_a_second_request_behind_a_whole_first_is_answered(server: Server) -> None:
+    """The twin: what is hidden above would have been answered if it had been taken for a request."""
+    received = answers(server, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + HIDDEN)
+    assert received.count(b"HTTP/1.1 200 ") == 2
+
+
+@pytest.mark.slow
+def test_a_caller_that_waits_to_be_asked_is_asked_or_refused_before_it_sends_its_body(server: Server) -> None:
+    asked = answers(server, POST + b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n", b"text")
+    assert asked.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 422 ")
+    refused = answers(server, POST + b"expect: 100-continue\r\ncontent-length: 999999999\r\n\r\n" + HIDDEN)
+    assert error_in(refused)["code"] == "body_too_large"
+    assert b"\r\nconnection: close\r\n" in refused.partition(b"\r\n\r\n")[0] + b"\r\n"
+    assert b"100 Continue" not in refused

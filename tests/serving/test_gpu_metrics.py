@@ -1,0 +1,126 @@
+"""GPUs through NVML, with a pretended one in this process, and with a pretended driver under the real service."""
+
+import logging
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pynvml
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from serving.gpu_metrics import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
+from tests.serving.fake_nvml import GIB, FakeNvml, Gpu
+from tests.serving.server import running
+
+
+def opened(*gpus: Gpu) -> tuple[GpuMetrics, CollectorRegistry]:
+    registry = CollectorRegistry()
+    metrics = open_gpu_metrics(registry, FakeNvml(*gpus))
+    assert metrics
+    metrics.sample()
+    return metrics, registry
+
+
+def shown(registry: CollectorRegistry, name: str, gpu: int = 0) -> float | None:
+    return registry.get_sample_value(f"slipway_gpu_{name}", {"gpu": str(gpu)})
+
+
+def test_each_gpu_shows_its_own_figures() -> None:
+    _, registry = opened(Gpu(), Gpu(used=GIB, utilization=100, temperature=84))
+    assert shown(registry, "memory_used_bytes") == 3 * GIB
+    assert shown(registry, "memory_total_bytes", 1) == 80 * GIB
+    assert shown(registry, "utilization_ratio") == 0.25
+    assert (shown(registry, "utilization_ratio", 1), shown(registry, "temperature_celsius", 1)) == (1.0, 84.0)
+
+
+def test_the_next_sample_replaces_the_last() -> None:
+    gpu = Gpu()
+    metrics, registry = opened(gpu)
+    gpu.used, gpu.temperature = 7 * GIB, 90
+    metrics.sample()
+    assert (shown(registry, "memory_used_bytes"), shown(registry, "temperature_celsius")) == (7 * GIB, 90)
+    assert metrics.status()["gpus"][0]["memory_used_bytes"] == 7 * GIB
+
+
+@pytest.mark.parametrize("reason", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNKNOWN])
+def test_without_a_driver_there_is_nothing_at_all(reason: int) -> None:
+    registry = CollectorRegistry()
+    assert open_gpu_metrics(registry, FakeNvml(Gpu(), init=reason)) is None
+    assert generate_latest(registry) == b""
+
+
+def test_a_driver_without_a_gpu_shows_nothing() -> None:
+    registry = CollectorRegistry()
+    assert open_gpu_metrics(registry, FakeNvml()) is None
+    assert generate_latest(registry) == b""
+
+
+def test_what_a_gpu_does_not_tell_has_no_series_and_the_rest_does() -> None:
+    _, registry = opened(Gpu(failing={"utilization": pynvml.NVML_ERROR_NOT_SUPPORTED}), Gpu())
+    assert shown(registry, "utilization_ratio") is None
+    assert shown(registry, "utilization_ratio", 1) == 0.25
+    assert shown(registry, "memory_used_bytes") == 3 * GIB
+
+
+def test_a_lost_gpu_is_nan_until_it_answers_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    gpu = Gpu()
+    metrics, registry = opened(gpu, Gpu())
+    gpu.failing = {"memory": pynvml.NVML_ERROR_GPU_IS_LOST, "handle": pynvml.NVML_ERROR_GPU_IS_LOST}
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            metrics.sample()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["GPU 0 does not answer"]
+    lost = shown(registry, "memory_used_bytes")
+    assert lost is not None
+    assert lost != lost  # NaN
+    assert shown(registry, "memory_used_bytes", 1) == 3 * GIB
+    assert metrics.status()["gpus"][0] == {"gpu": "0"} | dict.fromkeys([name.removeprefix("slipway_gpu_") for name in GAUGES])
+    gpu.failing = {}
+    metrics.sample()
+    assert shown(registry, "memory_used_bytes") == 3 * GIB
+
+
+def test_many_gpus_take_a_bounded_number_of_series() -> None:
+    _, registry = opened(*[Gpu()] * (MAX_GPUS + 3))
+    assert len(re.findall(rb"^slipway_gpu_", generate_latest(registry), re.MULTILINE)) == MAX_GPUS * len(GAUGES)
+
+
+DRIVER = r"""
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2_t;
+typedef struct { unsigned int gpu, memory; } utilization_t;
+int nvmlInitWithFlags(unsigned int flags) { return 0; }
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) { *device = (void *)0x51; return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
+  memory->total = 1000; memory->used = 250; memory->free = 750; return device == (void *)0x51 ? 0 : 2;
+}
+int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) { rates->gpu = 50; rates->memory = 1; return 0; }
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *temperature) { *temperature = 66; return 0; }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a pretended driver's library")
+def test_two_workers_of_the_real_service_show_the_gpu_once(certified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the real bindings, with a library of the driver's name that answers as a GPU would."""
+    (certified / "driver").mkdir()
+    (certified / "driver/nvml.c").write_text(DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.c"], cwd=certified / "driver", check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(certified / "driver"))
+    with running(certified, workers=2) as server:
+        server.wait()
+        text = httpx.get(server.url + "/metrics").text
+    figures = dict(re.findall(r'^slipway_gpu_(\w+)\{gpu="0"\} (\S+)$', text, re.MULTILINE))
+    assert {name: float(value) for name, value in figures.items()} == {
+        "utilization_ratio": 0.5,
+        "memory_used_bytes": 250,
+        "memory_total_bytes": 1000,
+        "temperature_celsius": 66,
+    }

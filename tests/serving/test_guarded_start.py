@@ -1,0 +1,202 @@
+"""The real process: where it listens and for whom, its port for operators, keys that change while it runs, and what its log tells."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from serving.connections import Connection
+from serving.inference import Inference
+from serving.keys import add_key
+from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.conftest import MakeSettings
+from tests.serving.server import ROOT, environment, free_port, running
+from tests.serving.test_connections import error_in
+
+PNG = {"content-type": "image/png"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("guarded")
+    certify(root / "certificate.json", write_bundle(root / "bundle"))
+    return root
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def refused_start(folder: Path, *arguments: str, host: str | None = None, **settings: object) -> str:
+    """The one line that `bentoml serve` prints when it does not start; `host` is BENTOML_HOST, as a container has it."""
+    variables = environment(folder, **settings) | ({"BENTOML_HOST": host} if host else {})
+    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", str(free_port()), *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    return done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("host", "arguments"), [("0.0.0.0", ()), (None, ("--host", "::"))])
+def test_without_keys_it_does_not_start_where_others_can_reach_it(folder: Path, host: str | None, arguments: tuple[str, ...]) -> None:
+    message = refused_start(folder, *arguments, host=host)
+    assert "can be reached from other machines, and there are no keys" in message
+    assert "SLIPWAY_ALLOW_ANYONE=true" in message
+
+
+@pytest.mark.slow
+def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alice\n")
+    assert "line 1: expected name:role:sha256" in refused_start(folder, keys=tmp_path / "keys")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        message = refused_start(folder, admin_port=taken.getsockname()[1])
+    assert "Address already in use. Choose another with SLIPWAY_ADMIN_PORT" in message
+
+
+@pytest.mark.slow
+def test_with_keys_it_listens_for_others_and_lets_in_whoever_has_one(folder: Path, tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", "alice", "caller", None)
+    with running(folder, keys=tmp_path / "keys", host="0.0.0.0") as server:
+        server.wait()
+        assert httpx.get(server.url + "/model").status_code == 401
+        assert httpx.get(server.url + "/model", headers=bearer(key)).status_code == 200
+        script = f"""
+import bentoml, pathlib
+with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
+    print(client.predict(image=pathlib.Path("x.png"))["label"])
+"""
+        (tmp_path / "x.png").write_bytes(picture())
+        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+        answer = httpx.post(server.url + "/predict", content=picture(), headers=PNG | bearer(key))
+        assert done.stdout.split() == [answer.json()["label"]]
+
+        # Another file takes its place while the service runs.
+        new = add_key(tmp_path / "new", "alice", "caller", None)
+        (tmp_path / "new").rename(tmp_path / "keys")
+        deadline = time.monotonic() + 10
+        while httpx.get(server.url + "/model", headers=bearer(new)).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert httpx.get(server.url + "/model", headers=bearer(key)).json()["error"]["code"] == "key_unknown"
+
+
+class FakeTransport:
+    """A connection to an address of this machine."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.written = b""
+        self.is_closed = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"sockname": (self._address, 3000), "peername": ("10.0.0.9", 50000)}.get(name, default)
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def _connect(address: str, variables: dict[str, Any], make_settings: MakeSettings) -> FakeTransport:
+    transport = FakeTransport(address)
+    config = uvicorn.Config(app=lambda scope: None, log_config=None)
+    connection = Connection(Inference(make_settings(**variables)), config=config, server_state=ServerState(), app_state={})
+    connection.connection_made(transport)  # type: ignore[arg-type]  # has what is used of one
+    connection.connection_lost(None)
+    return transport
+
+
+@pytest.mark.parametrize(
+    ("address", "variables", "is_refused"),
+    [
+        ("10.0.0.5", {}, True),
+        ("2001:db8::1", {}, True),
+        ("127.0.0.1", {}, False),
+        ("::ffff:127.0.0.1", {}, False),
+        ("10.0.0.5", {"allow_anyone": True}, False),
+        ("10.0.0.5", {"keys": "keys"}, False),
+    ],
+)
+def test_however_it_was_started_it_refuses_a_connection_from_elsewhere_that_nobody_allowed(
+    address: str, variables: dict[str, Any], is_refused: bool, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """BentoML's interface for Python starts it without the check of the command line."""
+    if "keys" in variables:
+        add_key(tmp_path / "keys", "alice", "caller", None)
+        variables = {"keys": tmp_path / "keys"}
+    transport = asyncio.run(_connect(address, variables, make_settings))
+    assert bool(transport.written) is is_refused
+    if is_refused:
+        assert error_in(transport.written)["code"] == "not_allowed"
+
+
+@pytest.mark.slow
+def test_operators_have_a_port_of_their_own_at_every_worker(folder: Path) -> None:
+    port = free_port()
+    with running(folder, workers=2, admin_port=port, request_timeout_s=1) as server:
+        server.wait()
+        operators = f"http://127.0.0.1:{port}"
+        for _ in range(40):
+            assert httpx.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
+        for path, statuses in {"/metrics": (404, 200), "/docs": (404, 200), "/model": (200, 404), "/livez": (200, 200)}.items():
+            assert (httpx.get(server.url + path).status_code, httpx.get(operators + path).status_code) == statuses
+        for _ in range(6):  # whichever worker answers, it answers for both
+            assert 'requests_total{code="200",route="/predict"} 40.0' in httpx.get(operators + "/metrics").text
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"no http\r\n\r\n")
+            assert error_in(connection.recv(65536))["code"] == "malformed_request"
+        listeners = workers_of(server.process.pid)
+        os.kill(listeners[0], signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while len(set(workers_of(server.process.pid)) - set(listeners)) == 0 or httpx.get(server.url + "/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(1)
+        for _ in range(6):
+            assert httpx.get(operators + "/metrics").status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(operators + "/livez")
+
+
+def workers_of(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_no_key_and_nothing_of_a_request_is_in_the_log(folder: Path, tmp_path: Path) -> None:
+    keys = {name: add_key(tmp_path / "keys", name, "caller", rate) for name, rate in (("alice", None), ("slow", 0.001))}
+    secret = "topsecret0123456789"
+    with running(folder, keys=tmp_path / "keys", max_body_bytes=100_000) as server:
+        server.wait()
+        with httpx.Client(base_url=server.url) as client:
+            for headers in (bearer(keys["alice"]), {"x-api-key": keys["slow"]}, bearer(secret), {"authorization": f"Basic {secret}"}, {}):
+                for content in (picture(), secret.encode(), secret.encode() * 10_000):
+                    client.post(f"/predict?key={secret}", content=content, headers=PNG | headers)
+                form = {"image": (secret, secret.encode(), f"image/{secret}")}
+                client.post("/predict", files=form, headers=headers)
+                client.get(f"/{secret}", headers=headers | {"x-request-id": secret})
+                client.get("/metrics", headers=headers)
+        with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as connection:
+            connection.sendall(f"{secret} {keys['alice']}\r\n\r\n".encode())
+            connection.recv(65536)
+        log = server.log.read_text()
+    assert "ready: model" in log  # the twin: what is logged is seen
+    assert secret not in log
+    assert not [name for name, key in keys.items() if key in log or re.search(key[8:], log)]

@@ -1,0 +1,116 @@
+"""A worker that is killed under load takes with it what it was answering, and nothing else."""
+
+import asyncio
+import itertools
+import os
+import re
+import signal
+import socket
+import statistics
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.load import REFUSED, Callers, by_status, closed_loop, http_request, run
+from tests.serving.server import Server, running
+
+pytestmark = pytest.mark.slow
+IMAGE = http_request(body=picture())
+NUM_CALLERS = 8
+BACK_S = 5.0  # usually
+LATE_S = 20.0  # on a machine that does much else
+
+
+def metric(server: Server, line: str) -> float:
+    found = re.search(rf"^{re.escape(line)} (\S+)$", httpx.get(server.url + "/metrics").text, re.MULTILINE)
+    return float(found.group(1)) if found else 0.0
+
+
+class Killed:
+    """Callers who go on while one worker after the other is killed."""
+
+    def __init__(self, server: Server, num_kills: int) -> None:
+        self._server, self._num_kills = server, num_kills
+        self.callers = Callers(server.url)
+        self.kills: list[float] = []  # perf_counter seconds
+        self.back: list[float] = []  # seconds until all workers were ready again
+        self.pids: set[int] = set()
+
+    async def run(self) -> None:
+        numbers, is_over = itertools.count(), asyncio.Event()
+
+        async def call() -> None:
+            while not is_over.is_set():
+                await self.callers.ask(next(numbers), IMAGE)
+                await asyncio.sleep(0.005)
+
+        tasks = [asyncio.create_task(call()) for _ in range(NUM_CALLERS)]
+        await asyncio.sleep(0.5)
+        for number in range(self._num_kills):
+            await self._kill(number)
+        is_over.set()
+        await asyncio.gather(*tasks)
+        self.callers.close()
+
+    async def _kill(self, number: int) -> None:
+        workers = self._server.workers()
+        assert len(workers) == 2
+        self.pids.update(workers)
+        self.kills.append(time.perf_counter())
+        os.kill(workers[number % 2], signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        while await asyncio.to_thread(metric, self._server, "slipway_ready") < 2:
+            assert time.perf_counter() - self.kills[-1] < LATE_S, self._server.log.read_text()
+            await asyncio.sleep(0.05)
+        self.back.append(time.perf_counter() - self.kills[-1])
+        await asyncio.sleep(0.3)
+
+
+@pytest.mark.parametrize("num_kills", [2, 20])
+def test_killed_workers_lose_at_most_what_they_were_answering_and_are_soon_back(tmp_path: Path, num_kills: int) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    with running(tmp_path, workers=2) as server:
+        server.wait()
+        killed = Killed(server, num_kills)
+        run(killed.run())
+        answers = killed.callers.answers
+        seen = by_status(answers)
+        assert set(seen) <= {200, REFUSED}
+        assert seen[200] > 20 * num_kills
+        for began, ended in itertools.pairwise([*killed.kills, time.perf_counter()]):
+            lost = [answer for answer in answers if answer.status == REFUSED and began <= answer.due + answer.seconds < ended]
+            assert len(lost) <= NUM_CALLERS
+            assert all(answer.due < began + 0.1 for answer in lost)  # all of them were asked before, or as it died
+        assert statistics.median(killed.back) < BACK_S
+        # What a dead worker counted stays: nothing that was answered is forgotten, and nothing is counted that was not asked.
+        counted = metric(server, 'slipway_requests_total{code="200",route="/predict"}')
+        assert seen[200] <= counted <= seen[200] + seen[REFUSED]
+        assert metric(server, "slipway_ready") == 2
+    assert not any(Path(f"/proc/{worker}").exists() for worker in killed.pids)
+    url = httpx.URL(server.url)
+    socket.create_server((url.host, url.port or 80)).close()
+
+
+def test_in_a_container_too_a_worker_of_several_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BentoML leaves it dead there, and the others do its work until the last of them has died."""
+    monkeypatch.setenv("BENTOML_CONTAINERIZED", "true")
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    with running(tmp_path, workers=2) as server:
+        server.wait()
+        killed = Killed(server, 1)
+        run(killed.run())
+        assert killed.back[0] < LATE_S
+
+
+def test_the_only_worker_comes_back_too(tmp_path: Path) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    with running(tmp_path) as server:
+        server.wait()
+        first = server.workers()
+        os.kill(first[0], signal.SIGKILL)
+        server.wait("/readyz", seconds=LATE_S)
+        assert server.workers() != first
+        assert by_status(run(closed_loop(server.url, lambda number: IMAGE, 4, num_requests=100))) == {200: 100}

@@ -1,0 +1,210 @@
+"""The page's files: their texts, their languages, what they load, and how they are sent."""
+
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving.inference import Inference
+from serving.page.site import FOLDER, LANGUAGES, choose_language, read_site, takes_gzip
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import error_of, run
+
+MOST_BYTES = 60_000  # that a browser gets with the page in one language
+SCRIPTS = "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.js")))
+HTML = (FOLDER / "index.html").read_text()
+TEXTS: dict[str, dict[str, str]] = {language: json.loads((FOLDER / f"{language}.json").read_text()) for language in LANGUAGES}
+# Keys that a script puts together of a prefix and something that it was told.
+MADE_OF = ("ask.", "drift.", "error.", "feature.", "feedback.", "form.", "hop.", "metric.", "reason.", "state.", "task.")
+FORBIDDEN = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|https?://(?!www\.w3\.org/2000/svg)"
+)
+
+
+def placeholders(text: str) -> set[str]:
+    return set(re.findall(r"\{(\w+)\}", text))
+
+
+def test_all_languages_have_the_same_texts_with_the_same_places_to_fill() -> None:
+    first, *others = LANGUAGES
+    for language in others:
+        assert list(TEXTS[language]) == list(TEXTS[first])
+        for key, text in TEXTS[language].items():
+            assert placeholders(text) == placeholders(TEXTS[first][key]), key
+            assert text.strip() == text != "", key
+
+
+def test_a_language_is_written_in_its_own_script() -> None:
+    chinese = re.compile(r"[\u4e00-\u9fff]")
+    names = {"gpu.title"}
+    assert [key for key, text in TEXTS["en"].items() if chinese.search(text)] == []
+    assert {key for key, text in TEXTS["zh"].items() if not chinese.search(text)} == names
+
+
+def test_every_text_is_used_and_every_used_one_is_there() -> None:
+    used = set(re.findall(r'"((?:[a-z]+)\.[a-z_]+)"', SCRIPTS + HTML)) & set(TEXTS["en"])
+    asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', SCRIPTS)) | set(re.findall(r'data-(?:text|label)="([\w.]+)"', HTML))
+    assert asked - set(TEXTS["en"]) == set()
+    assert {key for key in set(TEXTS["en"]) - used if not key.startswith(MADE_OF)} == set()
+
+
+def test_a_text_that_is_missing_is_found_by_that() -> None:
+    asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', 't("try.nothing")'))
+    assert asked - set(TEXTS["en"]) == {"try.nothing"}
+
+
+def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
+    for path in sorted(FOLDER.iterdir()):
+        if path.suffix in (".js", ".css", ".html"):
+            assert FORBIDDEN.findall(path.read_text()) == [], path.name
+
+
+@pytest.mark.parametrize("bad", ['node.innerHTML = "x"', 'import "https://cdn.example/x.js"', "eval(text)"])
+def test_markup_made_of_text_and_foreign_scripts_are_found(bad: str) -> None:
+    assert FORBIDDEN.search(bad)
+
+
+class Inline(HTMLParser):
+    """Collects what a content security policy without `unsafe-inline` forbids, and every address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inline: list[str] = []
+        self.addresses: list[str] = []
+        self._tag = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._tag = tag
+        self.inline += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        if self._tag in ("script", "style") and data.strip():
+            self.inline.append(data)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_start_page_is_in_its_language_and_names_only_files_that_are_there(language: str) -> None:
+    site = read_site()
+    page = site.pages[language].plain.decode()
+    parser = Inline()
+    parser.feed(page)
+    assert parser.inline == []
+    files = [address for address in parser.addresses if not address.startswith("#")]
+    assert files
+    assert all(site.file(f"/{address}") for address in files)
+    assert f'<html lang="{language}"' in page
+    assert TEXTS[language]["page.noscript"] in page
+    assert f'aria-label="{TEXTS[language]["page.sections"]}"' in page
+    assert "{{" not in page
+
+
+def test_inline_script_and_style_are_found() -> None:
+    parser = Inline()
+    parser.feed('<p style="color: red" onclick="x()"></p><script>alert(1)</script>')
+    assert parser.inline == ["style", "onclick", "alert(1)"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_is_small(language: str) -> None:
+    site = read_site()
+    others = {f"{other}.json" for other in LANGUAGES if other != language}
+    loaded = [site.pages[language], *(file for name, file in site.files.items() if name not in others)]
+    assert sum(len(file.gzipped) for file in loaded) < MOST_BYTES / 2
+    assert all(gzip.decompress(file.gzipped) == file.plain for file in loaded)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "language"),
+    [
+        ("", "en"),
+        ("zh", "zh"),
+        ("zh-CN,zh;q=0.9,en;q=0.8", "zh"),
+        ("en-GB,en;q=0.9,zh;q=0.8", "en"),
+        ("de,zh;q=0.2,en;q=0.1", "zh"),
+        ("fr", "en"),
+        ("*", "en"),
+        ("zh;q=0", "en"),
+        ("ZH-hant-TW", "zh"),
+        (";;;,q=,\x00<script>", "en"),
+        ("zh;q=" + "9" * 5000, "en"),
+    ],
+)
+def test_the_language_is_the_one_that_the_reader_prefers(accepted: str, language: str) -> None:
+    assert choose_language(accepted) == language
+
+
+@pytest.mark.parametrize(
+    ("accepted", "takes"),
+    [
+        ("", False),
+        ("gzip", True),
+        ("br, gzip", True),
+        ("gzip;q=0", False),
+        ("gzip;q=0.0, br", False),
+        ("gzip; q=0.3", True),
+        ("x-gzip", False),
+    ],
+)
+def test_files_are_packed_for_those_who_take_that(accepted: str, takes: bool) -> None:
+    assert takes_gzip(accepted) is takes
+
+
+def test_the_page_is_the_same_with_and_without_a_model_and_repeats_nothing_of_the_caller(
+    certified: Path, make_settings: MakeSettings
+) -> None:
+    pages: list[str] = []
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        pages.append((await client.get("/", headers={"host": "<script>alert(1)</script>", "accept-language": "<b>"})).text)
+        pages.append((await client.get("/?x=<script>alert(2)</script>")).text)
+
+    run(make_settings(), work)
+    (certified / "certificate.json").unlink()
+    run(make_settings(), work)
+    assert len(set(pages)) == 1
+    assert "alert(" not in pages[0]
+
+
+def test_files_are_kept_for_good_under_their_digest_alone(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        site = read_site()
+        for name, file in site.files.items():
+            answer = await client.get(f"/static/{site.digest}/{name}")
+            assert (answer.status_code, answer.content) == (200, file.plain)
+            assert answer.headers["content-encoding"] == "gzip"  # httpx takes it, and unpacks it
+            assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        plain = await client.get(f"/static/{site.digest}/app.js", headers={"accept-encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert plain.headers["content-type"] == "text/javascript; charset=utf-8"
+        before = await client.get("/static/0000000000000000/app.js")  # of a page that was loaded from another version
+        assert (before.status_code, before.headers["cache-control"]) == (200, "no-store")
+
+    run(make_settings(), work)
+
+
+@pytest.mark.parametrize("path", ["app.js", "x/y/app.js", "x/nothing.js", "x/site.py", "x/index.html", "x/..%2fsite.py", "x/", ""])
+def test_there_is_nothing_else_below_static(make_settings: MakeSettings, path: str) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert error_of(await client.get(f"/static/{path}"))["code"] == "not_found"
+
+    run(make_settings(), work)
+
+
+def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        answer = await client.get("/", headers={"accept-language": "zh"})
+        policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["require-trusted-types-for"] == "'script'"
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert (answer.headers["content-language"], answer.headers["vary"]) == ("zh", "accept-language, accept-encoding")
+        assert answer.headers["cache-control"] == "no-store"
+
+    run(make_settings(), work)

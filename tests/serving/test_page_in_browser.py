@@ -1,0 +1,331 @@
+"""The page in a real browser, against a real service: what a reader does and sees."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slipway.bundle import OutputContract
+from slipway.preprocess import array_from_bytes
+from tests.serving.browser import Tab, browsing, command
+from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, certify, picture, probabilities, row_classifier, row_sum, write_bundle
+from tests.serving.server import Server, running
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(command() is None, reason="there is no Chromium here (Debian: apt-get install chromium)"),
+]
+HOSTILE = '<img src=x onerror="document.title=1">'
+READY = "document.getElementById('state').dataset.state === 'ready'"
+Work = Callable[[Tab, Server], Awaitable[None]]
+
+
+def browse(folder: Path, server: Server, work: Work) -> None:
+    """Do `work` in a browser of its own, which must not complain, and asks nobody but the service."""
+
+    async def main() -> None:
+        async with browsing(folder / "browser") as tab:
+            await work(tab, server)
+            assert tab.complaints == []
+            foreign = [address for address in tab.requested if not address.startswith((server.url, "data:", "blob:", "about:", "chrome:"))]
+            assert foreign == []
+
+    asyncio.run(asyncio.wait_for(main(), 240))
+
+
+def save_pictures(folder: Path, count: int) -> list[Path]:
+    paths = [folder / f"picture{number}.png" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(picture(number, (64, 48)))
+    return paths
+
+
+def label_of(path: Path) -> str:
+    return LABELS[int(probabilities(array_from_bytes(path.read_bytes(), CONTRACT)[None]).argmax())]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("images")
+    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
+    with running(folder) as server:
+        server.wait()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A table whose columns, categories and labels are as hostile as names can be."""
+    folder = tmp_path_factory.mktemp("table")
+    columns = [column.model_copy(update={"name": f"{HOSTILE} {column.name}"} if column.name == "age" else {}) for column in COLUMNS.columns]
+    columns = [column.model_copy(update={"categories": [HOSTILE, "b", "c"]} if column.name == "colour" else {}) for column in columns]
+    labels = [f"{HOSTILE}{number}" for number in range(3)]
+    output = OutputContract(kind="probabilities", labels=labels)
+    contract = COLUMNS.model_copy(update={"columns": columns})
+    certify(folder / "certificate.json", write_bundle(folder / "bundle", row_classifier(), input=contract, output=output))
+    with running(folder) as server:
+        server.wait()
+        yield server
+
+
+async def joined(server: Server) -> None:
+    """Until one truth was told and joined to its answer, which may be written down seconds after it."""
+    for _ in range(60):
+        if 'slipway_feedback_total{outcome="joined"} 1.0' in httpx.get(server.url + "/metrics").text:
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError("the truth was not joined in 30 s")
+
+
+def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> None:
+    (path,) = save_pictures(tmp_path, 1)
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        await tab.choose_files("#pictures", path)
+        await tab.wait_for("document.querySelectorAll('.pixels').length === 2")
+        assert (await tab.text(".headline")).split()[0] == label_of(path)
+        assert await tab.run("document.querySelector('.bars').rows.length") == len(LABELS)
+        assert label_of(path) in await tab.text("#announcement")
+        assert "8 × 8 pixels" in await tab.text(".figures")
+        assert await tab.run("[...document.querySelectorAll('.pixels')].every((image) => image.naturalWidth > 0)")
+        version = httpx.get(server.url + "/model").json()["model_version"]
+        facts = await tab.text(".facts")
+        assert version in facts
+        assert version in await tab.text("#state")
+        assert version in await tab.text("#model-content")
+        await tab.run("document.querySelector('.feedback button').click()")  # right
+        await tab.wait_for("document.querySelector('#answers').innerText.includes('Thank you')")
+        await tab.wait_for("!document.querySelector('.feedback')")
+        await joined(server)
+
+    browse(tmp_path, images, work)
+
+
+def test_several_pictures_are_answered_each_and_a_bad_one_says_why(tmp_path: Path, images: Server) -> None:
+    paths = save_pictures(tmp_path, 5)
+    bad = tmp_path / f"{HOSTILE.replace('/', '')}.png"
+    bad.write_bytes(b"no picture")
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        await tab.choose_files("#pictures", *paths, bad)
+        await tab.wait_for("document.querySelectorAll('article.answered').length === 5 && document.querySelector('article.refused')")
+        answered = "[...document.querySelectorAll('article.answered')]"
+        shown = dict(await tab.run(f"{answered}.map((each) => [each.ariaLabel, each.querySelector('.headline').innerText])"))
+        assert {name: label.split()[0] for name, label in shown.items()} == {path.name: label_of(path) for path in paths}
+        refused = await tab.text("article.refused")
+        assert "not a picture that the service can read" in refused
+        assert "undecodable" in refused
+        assert await tab.run("document.title") == "Slipway"
+        assert [complaint for complaint in tab.complaints if "422" not in complaint] == []
+        tab.complaints.clear()  # the browser's own line for a 422
+
+    browse(tmp_path, images, work)
+
+
+def test_a_form_is_made_of_the_columns_and_its_row_is_answered_in_chinese(tmp_path: Path, table: Server) -> None:
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/", "zh-CN,zh;q=0.9")
+        await tab.wait_for(READY)
+        assert await tab.run("document.documentElement.lang") == "zh"
+        example = httpx.get(server.url + "/model").json()["input"]["example"]
+        assert await tab.run("[...document.querySelectorAll('.field .name')].map((each) => each.innerText)") == list(example)
+        assert await tab.run("document.querySelectorAll('.field .required').length") == 3
+        await tab.run("document.getElementById('cell-4').selectedIndex = 1")  # member: true
+        await tab.run("document.querySelector('form.form').requestSubmit()")
+        await tab.wait_for("document.querySelector('.explanation .bars')")
+        row = example | {"member": True}
+        answer = httpx.post(server.url + "/predict", json=row).json()
+        assert (await tab.text(".headline")).startswith(answer["label"])
+        assert await tab.run("document.querySelectorAll('.explanation .bars tr').length") == 1
+        assert "member 是" in await tab.text(".explanation .bars th")
+        assert "预测" in await tab.text("form.form")
+        assert await tab.run("document.title") == "Slipway"  # nothing of the bundle ran
+        assert await tab.run("document.querySelectorAll('img[src=x]').length") == 0
+
+    browse(tmp_path, table, work)
+
+
+def test_a_refused_cell_is_marked_and_focused(tmp_path: Path, table: Server) -> None:
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        await tab.run("document.getElementById('cell-0').value = '121'")
+        await tab.run("document.querySelector('form.form').requestSubmit()")
+        await tab.wait_for("document.querySelector('form.form .problem').innerText")
+        assert await tab.run("[document.activeElement.id, document.activeElement.hasAttribute('aria-invalid')]") == ["cell-0", True]
+        assert "at most 120" in await tab.text("form.form .problem")
+        await tab.run("document.getElementById('cell-0').value = '119'")
+        await tab.run("document.querySelector('form.form').requestSubmit()")
+        await tab.wait_for("document.querySelector('article.answered')")
+        assert await tab.run("document.querySelectorAll('[aria-invalid]').length") == 0
+        tab.complaints.clear()  # the browser's own line for a 422
+
+    browse(tmp_path, table, work)
+
+
+def test_the_language_is_switched_at_once_and_remembered(tmp_path: Path, images: Server) -> None:
+    (path,) = save_pictures(tmp_path, 1)
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/", "en")
+        await tab.wait_for(READY)
+        await tab.choose_files("#pictures", path)
+        await tab.wait_for("document.querySelector('.pixels')")
+        await tab.run("document.querySelector('[data-language=zh]').click()")
+        await tab.wait_for("document.documentElement.lang === 'zh'")
+        assert "模型关注的区域" in await tab.text("#answers")  # what was answered before, too
+        assert "就绪" in await tab.text("#state")
+        await tab.open(server.url + "/?again", "en")
+        await tab.wait_for(READY)
+        assert "在线试用" in await tab.text("#try-title")
+
+    browse(tmp_path, images, work)
+
+
+def test_the_keyboard_reaches_everything_in_order(tmp_path: Path, images: Server) -> None:
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        reached = []
+        for _ in range(11):
+            await tab.press("Tab")
+            reached.append(
+                await tab.run("document.activeElement.className || document.activeElement.id || document.activeElement.innerText")
+            )
+            assert await tab.run("document.activeElement.matches(':focus-visible')")
+        assert reached[:8] == ["skip", "Try it", "Live", "Model", "Use it", "English", "中文", "pictures"]
+        await tab.run("document.querySelector('[data-language=zh]').focus()")
+        await tab.press("Enter")
+        await tab.wait_for("document.documentElement.lang === 'zh'")
+        assert await tab.run("document.activeElement.dataset.language") == "zh"  # still there
+
+    browse(tmp_path, images, work)
+
+
+def test_a_key_is_asked_for_kept_in_the_tab_and_sent(tmp_path: Path) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    (path,) = save_pictures(tmp_path, 1)
+    key, keys = "planted-key-of-a-caller", tmp_path / "keys"
+    keys.write_text(f"reader:caller:{hashlib.sha256(key.encode()).hexdigest()}\n")
+    keys.chmod(0o600)
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for("document.getElementById('state').dataset.state === 'no_key'")
+        for given, state in (("wrong", "no_key"), (key, "ready")):
+            await tab.run(f"document.getElementById('key-value').value = {given!r}")
+            await tab.run("document.getElementById('key').requestSubmit()")
+            await tab.wait_for(f"document.getElementById('state').dataset.state === {state!r}")
+            if given != key:
+                await tab.wait_for("document.getElementById('key-problem').innerText.includes('This key is not known')")
+        assert await tab.run("document.getElementById('key').hidden")
+        await tab.choose_files("#pictures", path)
+        await tab.wait_for("document.querySelectorAll('.pixels').length === 2")
+        assert (await tab.text(".headline")).split()[0] == label_of(path)
+        assert "authorization: Bearer $SLIPWAY_KEY" in await tab.text("#command")
+        assert key not in await tab.run("document.documentElement.outerHTML + JSON.stringify(localStorage)")
+        assert all("401" in complaint for complaint in tab.complaints)
+        tab.complaints.clear()  # the browser's own lines for a 401
+
+    with running(tmp_path, keys=keys) as server:
+        server.wait()
+        browse(tmp_path, server, work)
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_is_wider_than_the_window(tmp_path: Path, table: Server, width: int) -> None:
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.look(width, is_dark=True)
+        await tab.wait_for(READY)
+        await tab.run("document.getElementById('cell-4').selectedIndex = 1")
+        await tab.run("document.querySelector('form.form').requestSubmit()")
+        await tab.wait_for("document.querySelector('.explanation .bars')")
+        assert await tab.run("document.documentElement.scrollWidth") <= width
+        dark, light = await tab.run("getComputedStyle(document.body).backgroundColor"), None
+        await tab.look(width)
+        light = await tab.run("getComputedStyle(document.body).backgroundColor")
+        assert dark != light
+        small = await tab.run(
+            "[...document.querySelectorAll('button, input, select')].filter((each) => each.offsetHeight && each.offsetHeight < 24).length"
+        )
+        assert small == 0  # WCAG 2.2, 2.5.8: targets of 24 px
+
+    browse(tmp_path, table, work)
+
+
+def test_figures_move_and_rest_while_the_page_is_hidden(tmp_path: Path, images: Server) -> None:
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        for number in range(20):
+            httpx.post(server.url + "/predict", content=picture(number), headers={"content-type": "image/png"})
+        await tab.wait_for("document.querySelector('.line.one')?.getAttribute('d').includes('L')")
+        assert "HTTP 200" in await tab.text("#live-content")
+        await tab.run("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+        await asyncio.sleep(0.5)
+        asked = sum(address.endswith("/status") for address in tab.requested)
+        await asyncio.sleep(2.6)  # more than the two seconds between two polls
+        assert sum(address.endswith("/status") for address in tab.requested) == asked
+        await tab.run("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+        await asyncio.sleep(0.5)
+        assert sum(address.endswith("/status") for address in tab.requested) > asked
+
+    browse(tmp_path, images, work)
+
+
+def test_without_a_model_the_page_says_why(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle", row_sum())
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for("document.getElementById('state').dataset.state === 'not_ready'")
+        assert "nothing proves this bundle" in await tab.text("#reason")
+        assert await tab.run("document.querySelector('#input').children.length") == 0
+        assert "curl" in await tab.text("#command")
+
+    with running(tmp_path) as server:
+        server.wait("/livez")
+        browse(tmp_path, server, work)
+
+
+def test_a_value_is_shown_with_its_columns_and_no_labels(tmp_path: Path) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", row_sum()))
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        await tab.run("document.getElementById('cell-0').value = '119'")
+        await tab.run("document.querySelector('form.form').requestSubmit()")
+        await tab.wait_for("document.querySelector('.explanation .bars')")
+        row = httpx.get(server.url + "/model").json()["input"]["example"] | {"age": 119}
+        value = httpx.post(server.url + "/predict", json=row).json()["value"]
+        assert float((await tab.text(".headline")).replace(",", "")) == pytest.approx(value, rel=1e-3, abs=1e-3)
+        assert (await tab.text(".explanation .bars .number")).startswith("+6.44")  # (119 - 38.5) / 12.5, all that changed
+
+    with running(tmp_path) as server:
+        server.wait()
+        browse(tmp_path, server, work)
+
+
+def test_a_service_that_is_gone_is_named_and_asked_again(tmp_path: Path, images: Server) -> None:
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        await tab.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        await tab.wait_for("document.getElementById('state').dataset.state === 'no_answer'")
+        assert "tries again by itself" in await tab.text("#reason")
+        await tab.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
+        await tab.wait_for(READY)
+        assert await tab.text("#reason") == ""
+        tab.complaints.clear()  # the browser's own lines for the requests that failed
+
+    browse(tmp_path, images, work)

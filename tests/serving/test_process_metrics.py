@@ -1,0 +1,123 @@
+"""A worker's memory and its limit, and the thread that reads them."""
+
+import logging
+import mmap
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from serving.process_metrics import ProcessMetrics, memory_limit_bytes, resident_bytes
+from serving.sampling import Sampler
+from tests.serving.server import Server, running
+
+MACHINE = "MemTotal:       16384 kB\nMemFree:        1 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("memory.max", "4096000\n", 4096000),
+        ("memory.max", "max\n", 16 << 20),
+        ("memory/memory.limit_in_bytes", "8192\n", 8192),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", 16 << 20),
+        (None, "", 16 << 20),
+    ],
+)
+def test_the_limit_is_the_containers_or_the_machines(tmp_path: Path, file: str | None, content: str, expected: int) -> None:
+    (tmp_path / "meminfo").write_text(MACHINE)
+    (tmp_path / "memory").mkdir()
+    if file:
+        (tmp_path / file).write_text(content)
+    assert memory_limit_bytes(tmp_path, tmp_path / "meminfo") == expected
+
+
+def test_memory_that_is_taken_is_seen() -> None:
+    registry = CollectorRegistry()
+    metrics = ProcessMetrics(registry, num_workers=3)
+    before = registry.get_sample_value("slipway_memory_bytes") or 0
+    size = 64 << 20
+    with mmap.mmap(-1, size) as taken:
+        taken.write(b"\1" * size)
+        metrics.sample()
+        assert (registry.get_sample_value("slipway_memory_bytes") or 0) - before == pytest.approx(size, rel=0.5)
+    assert registry.get_sample_value("slipway_workers") == 3
+    assert (registry.get_sample_value("slipway_memory_limit_bytes") or 0) > resident_bytes()
+
+
+class Source:
+    """Fails on the samples in `failing`."""
+
+    def __init__(self, *failing: int) -> None:
+        self.num_samples = 0
+        self.enough = threading.Event()
+        self._failing = failing
+
+    def sample(self) -> None:
+        self.num_samples += 1
+        if self.num_samples >= 5:
+            self.enough.set()
+        if self.num_samples in self._failing:
+            raise OSError("no such device")
+
+
+def test_a_source_that_fails_is_counted_and_logged_once_and_hurts_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    failing, healthy, failures = Source(1, 2, 3), Source(), []
+    with caplog.at_level(logging.ERROR):
+        sampler = Sampler([failing, healthy], lambda: failures.append(1), seconds=0.01)
+        assert failing.enough.wait(10)
+        assert healthy.enough.wait(10)
+        sampler.close()
+    assert len(failures) == 3
+    assert [record.getMessage() for record in caplog.records] == ["Source could not be sampled"]
+    after = healthy.num_samples
+    time.sleep(0.1)
+    assert healthy.num_samples == after  # it ended
+
+
+def test_a_source_that_hangs_does_not_hold_up_the_end() -> None:
+    released = threading.Event()
+
+    class Hanging:
+        def sample(self) -> None:
+            released.wait(30)
+
+    sampler = Sampler([Hanging()], lambda: None, seconds=0.01)
+    started = time.monotonic()
+    sampler.close()
+    assert time.monotonic() - started < 10
+    released.set()
+
+
+def figure(server: Server, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", httpx.get(server.url + "/metrics").text, re.MULTILINE)
+    assert found, name
+    return float(found[1])
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_started_again_is_counted(certified: Path) -> None:
+    with running(certified, workers=2) as server:
+        server.wait()
+        wait_for(server, "slipway_worker_starts_total", 2)
+        wait_for(server, "slipway_ready", 2)
+        assert figure(server, "slipway_workers") == 2
+        assert figure(server, "slipway_memory_bytes") > 2 * 20e6
+        os.kill(server.worker(), signal.SIGKILL)
+        wait_for(server, "slipway_worker_starts_total", 3)
+        wait_for(server, "slipway_ready", 2)
+        has_gpu = "slipway_gpu_" in httpx.get(server.url + "/metrics").text
+        assert has_gpu == Path("/proc/driver/nvidia").exists()  # the twin of the pretended driver in test_gpu_metrics.py
+
+
+def wait_for(server: Server, name: str, value: float, seconds: float = 30) -> None:
+    started = time.monotonic()
+    while figure(server, name) != value:
+        assert time.monotonic() - started < seconds, f"{name} is {figure(server, name)}, not {value}"
+        time.sleep(0.1)

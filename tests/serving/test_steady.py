@@ -1,0 +1,101 @@
+"""What a service holds after tens of thousands of requests of all kinds is what it held after the first ones."""
+
+import random
+import re
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.bundles import certify, write_bundle
+from tests.serving.generated import image_case
+from tests.serving.load import REFUSED, ask_each, by_status, http_request
+from tests.serving.server import Server, running
+
+pytestmark = pytest.mark.slow
+GROWTH_BYTES = 10_000_000
+SCRAPE = http_request("/metrics", method="GET")
+CASES = [image_case(seed).request for seed in range(600)]
+
+
+def unknown(number: int) -> bytes:
+    """A path that nobody asked for before, with an id, a query and a header of its own."""
+    headers = [("x-request-id", f"scan-{number}"), (f"x-{number}", str(number))]
+    return http_request(f"/scan/{number}?{number}", method=random.Random(number).choice(["GET", "PUT", "DELETE"]), headers=headers)
+
+
+def closing(request: bytes) -> bytes:
+    return request.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+
+
+def mixed(num_requests: int, first_unknown: int) -> list[bytes]:
+    """Of five requests one goes to a path of its own; of twenty, one closes its connection."""
+    requests = [unknown(first_unknown + number) if number % 5 == 0 else CASES[number * 7 % len(CASES)] for number in range(num_requests)]
+    return [closing(request) if number % 20 == 3 else request for number, request in enumerate(requests)]
+
+
+class Held:
+    """What the worker and the server above it hold now."""
+
+    def __init__(self, server: Server) -> None:
+        time.sleep(0.5)  # connections that were closed are forgotten
+        processes = [server.process.pid, *server.workers()]
+        statuses = [Path(f"/proc/{process}/status").read_text() for process in processes]
+        self.memory_bytes = sum(_number("VmRSS", status) * 1024 for status in statuses)
+        self.num_threads = sum(_number("Threads", status) for status in statuses)
+        self.num_descriptors = sum(len(list(Path(f"/proc/{process}/fd").iterdir())) for process in processes)
+        httpx.get(server.url + "/metrics")  # which is counted, too
+        self.series = {line.rpartition(" ")[0] for line in httpx.get(server.url + "/metrics").text.splitlines() if line[0] != "#"}
+
+
+def _number(name: str, status: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
+    assert found
+    return int(found.group(1))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("steady")
+    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
+    with running(folder, max_body_bytes=200_000) as server:
+        server.wait()
+        yield server
+
+
+def ask(server: Server, requests: Sequence[bytes]) -> None:
+    seen = by_status(ask_each(server.url, requests, 16))
+    assert max(seen) < 500
+    assert seen[REFUSED] == 0
+
+
+@pytest.mark.parametrize(("num_first", "num_requests"), [(2000, 5000), (2000, 50_000)])
+def test_memory_threads_descriptors_and_series_stay(server: Server, num_first: int, num_requests: int) -> None:
+    ask(server, mixed(num_first, first_unknown=0))
+    ask_each(server.url, [SCRAPE] * 200, 32)  # its threads start one by one, as many as are wanted at a time
+    before = Held(server)
+    ask(server, mixed(num_requests, first_unknown=num_first))
+    after = Held(server)
+    assert after.memory_bytes - before.memory_bytes < GROWTH_BYTES
+    assert (after.num_threads, after.num_descriptors) == (before.num_threads, before.num_descriptors)
+    assert after.series == before.series
+    assert len(after.series) <= 300
+    scrapes = ask_each(server.url, [SCRAPE] * 9, 1)
+    assert by_status(scrapes) == {200: 9}
+    assert statistics.median(scrape.seconds for scrape in scrapes) < 0.1
+
+
+def test_what_a_service_holds_is_seen(server: Server) -> None:
+    """The twin: a connection, a thread of its own and a new series would be noticed."""
+    before = Held(server)
+    with httpx.Client(base_url=server.url) as client:
+        client.get("/livez")
+        client.request("PATCH", "/healthz")
+        after = Held(server)
+    assert after.num_descriptors == before.num_descriptors + 1
+    assert after.series > before.series or 'route="/healthz"' in str(before.series)
+    assert before.memory_bytes > 50_000_000
+    assert before.num_threads > 3

@@ -1,0 +1,380 @@
+"""What is answered is watched beside the request path: counted, judged, remembered, and never at the cost of an answer."""
+
+import asyncio
+import json
+import logging
+import re
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from serving.inference import Inference
+from serving.observing import Answered
+from serving.payload import Payload
+from serving.watching import watcher as watching
+from serving.watching.allowance import Allowance
+from serving.watching.metrics import MAX_CLASSES, PARTS, WatchingMetrics
+from serving.watching.models import WatchedModel
+from serving.watching.store import Store
+from serving.watching.watcher import Watcher
+from slipway.bundle import SCORE_NAME, load_bundle
+from slipway.watched import DATABASE
+from tests.serving.bundles import certify, picture, table_row
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import metric, run
+from tests.serving.watched import pictures, pixels, watched_bundle
+from tests.test_kept import EXECUTION
+
+PNG = {"content-type": "image/png"}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds, parts and gauges come at once, and nothing is thinned."""
+    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04), ("TIDY_S", 0.1)):
+        monkeypatch.setattr(watching, name, seconds)
+    for name in ("FEATURES_SHARE", "RECORDS_SHARE"):
+        monkeypatch.setattr(watching, name, 10.0)
+
+
+@pytest.fixture
+def make_watched(certified: Path, make_settings: MakeSettings) -> MakeSettings:
+    """Settings for a bundle with a reference for drift."""
+    watched_bundle(certified)
+    return make_settings
+
+
+async def until(found: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+async def send(client: httpx.AsyncClient, payloads: list[bytes], prefix: str = "") -> list[dict[str, Any]]:
+    """The answers, a few requests at a time."""
+    answers: list[dict[str, Any]] = []
+    for begin in range(0, len(payloads), 32):
+        ids = [f"{prefix}{begin + place}" for place in range(len(payloads[begin : begin + 32]))]
+        sent = [
+            client.post("/predict", content=payload, headers=PNG | ({"x-request-id": name} if prefix else {}))
+            for name, payload in zip(ids, payloads[begin : begin + 32], strict=True)
+        ]
+        for response in await asyncio.gather(*sent):
+            assert response.status_code == 200, response.text
+            answers.append(response.json())
+    return answers
+
+
+def errors(inference: Inference, part: str) -> float:
+    return metric(inference, f'slipway_monitoring_errors_total{{part="{part}"}}')
+
+
+def windows(inference: Inference, verdict: str) -> float:
+    return metric(inference, f'slipway_drift_windows_total{{verdict="{verdict}"}}')
+
+
+def status(inference: Inference, part: str = "drift") -> dict[str, Any]:
+    return inference.parts[part]()
+
+
+def rows_in(state: Path) -> int:
+    """Rows of all windows, open and closed."""
+    with closing(sqlite3.connect(state / DATABASE)) as connection:
+        found = connection.execute("SELECT total(num_rows) FROM windows").fetchone()
+    return int(found[0])
+
+
+def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(make_watched: MakeSettings) -> None:
+    payloads = pictures(3, 40) + [picture(seed) for seed in range(20)]
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        answers = await send(client, payloads)
+        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 60)
+        for label, count in Counter(answer["label"] for answer in answers).items():
+            assert metric(inference, f'slipway_classes_total{{label="{label}"}}') == count
+        assert metric(inference, "slipway_outliers_total") == sum(answer["is_outlier"] for answer in answers)
+        highest = [max(answer["probabilities"].values()) for answer in answers]
+        assert metric(inference, "slipway_confidence_count") == 60
+        assert metric(inference, 'slipway_confidence_bucket{le="0.7"}') == sum(share <= np.float32(0.7) for share in highest)
+        assert metric(inference, "slipway_confidence_sum") == pytest.approx(sum(highest))
+
+    run(make_watched(), work)
+
+
+def test_labels_beyond_the_fiftieth_are_other() -> None:
+    registry = CollectorRegistry()
+    metrics = WatchingMetrics(registry)
+    metrics.classes({f"label{number}": 1 for number in range(MAX_CLASSES + 30)})
+    lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("slipway_classes_total")]
+    assert len(lines) == MAX_CLASSES + 1
+    assert 'slipway_classes_total{label="other"} 30.0' in lines
+
+
+def test_missing_cells_of_a_table_are_counted(certified_table: Path, make_settings: MakeSettings) -> None:
+    rows = [table_row(number) for number in range(10)]  # each fifth lacks its city
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await client.post("/predict", json={"rows": [*rows, rows[1] | {"income": None}]})
+        await until(lambda: metric(inference, "slipway_missing_cells_total") > 0)
+        assert metric(inference, "slipway_missing_cells_total") == 3
+
+    run(make_settings(), work)
+
+
+def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make_watched: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 300))
+        await until(lambda: windows(inference, "clean") >= 1)
+        assert windows(inference, "drifted") == 0
+        await until(lambda: status(inference)["alarm"] is False)
+        assert metric(inference, "slipway_drift_alarm") == 0
+        assert metric(inference, "slipway_estimate_valid") == 1
+        low, value, high = (metric(inference, f"slipway_estimated_quality{end}") for end in ("_low", "", "_high"))
+        assert 0 < low <= value <= high <= 1
+
+        await send(client, pictures(6, 600, shift=60))
+        await until(lambda: windows(inference, "drifted") >= 1)
+        await until(lambda: status(inference)["alarm"] is True)
+        assert metric(inference, "slipway_drift_alarm") == 1
+        last = status(inference)["last"]
+        drifted = {feature["name"] for feature in last["judgement"]["features"] if feature["drifted"]}
+        assert {"brightness", "outlier_score"} <= drifted
+        strength = metric(inference, 'slipway_drift_statistic{feature="brightness"}')
+        assert strength > metric(inference, 'slipway_drift_threshold{feature="brightness"}') > 0
+
+    run(make_watched(window_rows=200), work)
+
+
+def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
+    make_watched: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_watched(window_rows=200, keep_directory=str(make_watched().state.parent / "kept"))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(6, 700, shift=60))
+        await until(lambda: status(inference)["proposal"] is not None)
+        assert windows(inference, "drifted") >= 2
+        version = inference.require_model().version
+        (proposal,) = (settings.state / "proposals").glob("*.md")  # one for the beginning, none for each further window
+        assert str(proposal) == status(inference)["proposal"]
+        text = proposal.read_text()
+        assert version in text
+        assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
+        assert f"python -m slipway.collect data/collected.parquet --kept {settings.keep_directory} --state {settings.state}" in text
+        assert "dvc exp run -S data.path=data/collected.parquet" in text
+        assert inference.require_model().version == version
+
+    with caplog.at_level(logging.WARNING, "bentoml.slipway"):
+        logging.getLogger("bentoml").propagate = True
+        run(settings, work)
+
+
+def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(make_watched: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 60))
+        await until(lambda: windows(inference, "too_small") >= 1)
+        assert windows(inference, "clean") == 0
+        await send(client, pictures(7, 60))
+        await until(lambda: windows(inference, "clean") == 1)  # of all 120: what was too small went on
+        assert status(inference)["last"]["rows"] == 120 or rows_in(inference.settings.state) == 120
+
+    run(make_watched(window_minutes=0.01), work)
+
+
+def test_what_a_replay_sends_is_neither_counted_nor_remembered(make_watched: MakeSettings) -> None:
+    settings = make_watched()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 40), "replay-")
+        await send(client, pictures(5, 10), "other-")
+        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 10)
+
+    run(settings, work)
+    assert rows_in(settings.state) == 10
+    with closing(sqlite3.connect(settings.state / DATABASE)) as connection:
+        assert connection.execute("SELECT count(*) FROM predictions").fetchone() == (10,)
+
+
+async def send_50(seed: int, client: httpx.AsyncClient, inference: Inference) -> None:
+    await send(client, pictures(seed, 50))
+
+
+def test_a_window_goes_on_after_a_restart_and_no_row_counts_twice(make_watched: MakeSettings) -> None:
+    settings = make_watched()
+    for seed in range(3):
+        run(settings, partial(send_50, seed))
+        assert rows_in(settings.state) == 50 * (seed + 1)
+    with closing(sqlite3.connect(settings.state / DATABASE)) as connection:
+        assert connection.execute("SELECT count(*) FROM windows").fetchone() == (1,)
+
+
+def test_a_bundle_without_a_reference_is_served_and_counted_and_says_that_it_has_none(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 20))
+        await until(lambda: metric(inference, "slipway_confidence_count") == 20)
+        await until(lambda: "reference" in status(inference)["state"])
+        assert sum(errors(inference, part) for part in PARTS) == 0
+
+    run(make_settings(), work)
+
+
+def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered(make_watched: MakeSettings) -> None:
+    for settings in (make_watched(watch=False), make_watched(accept_draft=True)):
+
+        async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+            await send(client, pictures(5, 5))
+            assert not {"drift", "feedback"} & set(inference.parts)
+
+        run(settings, work)
+        assert not list(settings.state.glob("watching*"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "part"),
+    [
+        (Watcher, "_gather", "collect"),
+        (WatchedModel, "read_reference", "features"),
+        (Watcher, "_add", "features"),
+        (Store, "merge", "state"),
+        (Watcher, "_measure", "quality"),
+        (Watcher, "_propose", "proposal"),
+    ],
+)
+@pytest.mark.parametrize("error", [MemoryError(), sqlite3.OperationalError("database is locked")])
+def test_whatever_raises_costs_no_request_is_counted_and_recovers(
+    make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, part: str, error: Exception
+) -> None:
+    part = "state" if isinstance(error, sqlite3.Error) else part
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, method, fail)
+            await send(client, pictures(5, 20))
+            await until(lambda: errors(inference, part) > 0)
+            await until(lambda: bool(status(inference)["faults"]))
+        before = metric(inference, "slipway_confidence_count")
+        await send(client, pictures(6, 20))
+        await until(lambda: metric(inference, "slipway_confidence_count") >= before + 20)
+        await until(lambda: not status(inference)["faults"])
+        await send(client, pictures(7, 20))
+
+    run(make_watched(), work)
+    assert rows_in(make_watched().state) >= 20
+
+
+def test_a_window_that_cannot_be_judged_is_counted_and_the_next_begins(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(WatchedModel, "judge", lambda *arguments: {"drifted": True, "value": float("nan")})
+            await send(client, pictures(5, 150))
+            await until(lambda: errors(inference, "judge") >= 1)
+        assert windows(inference, "drifted") == 0
+        await send(client, pictures(6, 150))
+        await until(lambda: windows(inference, "clean") >= 1)
+
+    run(make_watched(window_rows=100), work)
+
+
+def test_a_full_queue_drops_and_counts_without_waiting(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_WAITING", 10)
+    monkeypatch.setattr(watching, "GATHER_S", 0.5)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await until(lambda: status(inference)["state"] != "starting")
+        await send(client, pictures(5, 32))
+        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="dropped"}') >= 12)
+        await until(
+            lambda: sum(metric(inference, f'slipway_watched_rows_total{{outcome="{name}"}}') for name in ("watched", "dropped")) == 32
+        )
+
+    run(make_watched(), work)
+
+
+def test_the_series_of_drift_and_quality_are_bounded(make_watched: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(6, 200, shift=60))
+        await until(lambda: metric(inference, "slipway_drift_alarm") == 1)
+        lines = [line for line in inference.exposition().decode().splitlines() if re.match(r"slipway_(drift|classes|estimate|true)", line)]
+        assert len(lines) < 60
+
+    run(make_watched(window_rows=100), work)
+
+
+def answered(certified: Path, number: int) -> Answered:
+    """A request that was answered."""
+    bundle = load_bundle(certified / "bundle")
+    row = pixels(number, 1)
+    outputs = {"probabilities": [np.array([0.2, 0.5, 0.3], np.float32)], SCORE_NAME: [np.array(0.4, np.float32)]}
+    answers = [{"label": "grey", "is_outlier": False}]
+    return Answered(f"id-{number}", Payload("images", (b"",)), False, row, bundle, EXECUTION, outputs, answers)
+
+
+def test_the_processor_time_is_bounded_by_thinning_out(
+    certified: Path, make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "FEATURES_SHARE", 1e-6)
+    monkeypatch.setattr(watching, "_BURST_S", 1e-3)
+    settings, registry = make_watched(), CollectorRegistry()
+    metrics = WatchingMetrics(registry)
+    one = Watcher(settings, metrics, lambda: None)
+    for begin in range(0, 2000, 500):
+        for number in range(begin, begin + 500):
+            one.offer(replace(answered(certified, 0), request_id=f"id-{number}"))
+        time.sleep(0.1)
+    one.close()
+    counted = dict(re.findall(r'slipway_watched_rows_total{outcome="(\w+)"} (\S+)', generate_latest(registry).decode()))
+    assert float(counted["watched"]) + float(counted["thinned"]) == 2000
+    assert float(counted["thinned"]) >= 1000
+    assert 'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()  # counting goes on
+
+
+def test_an_allowance_is_spent_overdrawn_by_one_piece_and_comes_back_with_time() -> None:
+    now, spent = [0.0], [0.0]
+    allowance = Allowance(0.01, 0.5, clock=lambda: now[0], spent=lambda: spent[0])
+    for _ in range(2):
+        assert allowance.is_left()
+        with allowance.spending():
+            spent[0] += 0.4
+    assert not allowance.is_left()
+    now[0] += 29  # 0.29 s of processor time, and 0.3 are owed
+    assert not allowance.is_left()
+    now[0] += 2
+    assert allowance.is_left()
+    now[0] += 1e6
+    with allowance.spending():
+        assert allowance.is_left()
+        spent[0] += 0.51  # no more than the burst was there
+    assert not allowance.is_left()
+
+
+def test_two_models_have_windows_of_their_own(certified: Path, make_watched: MakeSettings) -> None:
+    settings = make_watched()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 30))
+
+    run(settings, work)
+    bundle = watched_bundle(certified)
+    manifest = json.loads((bundle.root / "bundle.json").read_text()) | {"left_out": {"int8": "planted"}}
+    (bundle.root / "bundle.json").write_text(json.dumps(manifest))
+    certify(certified / "certificate.json", load_bundle(bundle.root))
+    run(settings, work)
+    with closing(sqlite3.connect(settings.state / DATABASE)) as connection:
+        found = connection.execute("SELECT model, num_rows FROM windows ORDER BY id").fetchall()
+    assert [rows for _, rows in found] == [30, 30]
+    assert len({model for model, _ in found}) == 2

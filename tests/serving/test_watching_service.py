@@ -1,0 +1,196 @@
+"""Watching in real processes: two workers, one killed, then the whole server; a disk, another process and a damage that refuse."""
+
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slipway.watched import DATABASE, read_truths
+from tests.serving.server import ROOT, Server, environment, free_port, running
+from tests.serving.test_kept_service import can_mount
+from tests.serving.watched import pictures, watched_bundle
+
+pytestmark = pytest.mark.slow
+PNG = {"content-type": "image/png"}
+CLIENT = httpx.Client(trust_env=False, timeout=20)
+PAYLOADS = pictures(11, 200)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
+def ask(server: Server, number: int, name: str | None = None) -> int:
+    headers = PNG | ({"x-request-id": name} if name else {})
+    return CLIENT.post(server.url + "/predict", content=PAYLOADS[number % len(PAYLOADS)], headers=headers).status_code
+
+
+def tell_label(server: Server, number: int, name: str) -> str:
+    answer = CLIENT.post(server.url + "/predict", content=PAYLOADS[number], headers=PNG | {"x-request-id": name}).json()
+    return str(answer["label"])
+
+
+def all_are_answered(server: Server, num_requests: int) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda number: ask(server, number), range(num_requests))) == {200}
+
+
+def counted(server: Server, line: str) -> float:
+    found = re.search(rf"^{re.escape(line)} (\S+)$", CLIENT.get(server.url + "/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def faults(server: Server, part: str = "state") -> float:
+    return counted(server, f'slipway_monitoring_errors_total{{part="{part}"}}')
+
+
+def until(found: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def rows_in(database: Path) -> int:
+    """Rows of all windows; 0 while there is no database."""
+    with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(database, timeout=5)) as connection:
+        return int(connection.execute("SELECT total(num_rows) FROM windows").fetchone()[0])
+    return 0
+
+
+@contextmanager
+def killed_at_the_end(folder: Path, **settings: object) -> Iterator[Server]:
+    """A started server, ended with SIGKILL."""
+    port, log = free_port(), folder / "service.log"
+    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", str(port)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(folder, **settings), stdout=output, stderr=subprocess.STDOUT)
+    try:
+        server = Server(process, f"http://127.0.0.1:{port}", log)
+        server.wait()
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def copied(database: Path, folder: Path) -> Path:
+    """A copy of a database on another process' disk: SQLite would follow /proc/PID/root back to our own."""
+    folder.mkdir(exist_ok=True)
+    for suffix in ("", "-wal"):
+        with suppress(FileNotFoundError):  # not begun yet, or not in use
+            shutil.copy(f"{database}{suffix}", folder / f"{database.name}{suffix}")
+    (folder / f"{database.name}-shm").unlink(missing_ok=True)
+    return folder / database.name
+
+
+def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path: Path) -> None:
+    watched_bundle(tmp_path)
+    database = tmp_path / "state" / DATABASE
+    with killed_at_the_end(tmp_path, workers=2, window_rows=300) as server:
+        until(lambda: counted(server, "slipway_ready") == 2)
+        all_are_answered(server, 400)
+        until(lambda: rows_in(database) == 400)
+        assert counted(server, 'slipway_watched_rows_total{outcome="watched"}') == 400
+        assert counted(server, 'slipway_drift_windows_total{verdict="clean"}') == 1
+
+        answered = 0
+        for number in range(150):
+            if number == 75:
+                os.kill(server.worker(), signal.SIGKILL)
+            with suppress(httpx.TransportError):  # what the killed one had in hand
+                answered += ask(server, number) == 200
+        until(lambda: rows_in(database) >= 400 + answered - 75)
+        until(lambda: counted(server, "slipway_ready") == 2)
+        time.sleep(3)  # everything that lives has handed over what it has
+        before = rows_in(database)
+        assert 400 + answered - 75 <= before <= 400 + answered  # the killed one's last seconds may be lost, no row is there twice
+    with killed_at_the_end(tmp_path, workers=2, window_rows=300) as server:
+        names = [f"id-{number}" for number in range(100)]
+        labels = [tell_label(server, number, name) for number, name in enumerate(names)]
+        until(lambda: rows_in(database) == before + 100)
+        truths = [{"request_id": name, "truth": label} for name, label in zip(names, labels, strict=True)]
+        told = CLIENT.post(server.url + "/feedback", json={"feedback": truths})
+        assert (told.status_code, {one["joined"] for one in told.json()["feedback"]}) == (200, {True})
+        until(lambda: counted(server, 'slipway_true_quality{metric="accuracy"}') == 1)
+    assert len(list(read_truths(tmp_path / "state"))) == 100
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_whatever_refuses_the_database_fails_no_request_is_counted_and_it_recovers(tmp_path: Path) -> None:
+    watched_bundle(tmp_path)
+    state = tmp_path / "state"
+    with running(tmp_path) as server:
+        server.wait()
+        all_are_answered(server, 20)
+        until(lambda: rows_in(state / DATABASE) == 20)
+
+        with closing(sqlite3.connect(state / DATABASE, isolation_level=None)) as other:  # another process holds it
+            other.execute("BEGIN IMMEDIATE")
+            before = faults(server)
+            all_are_answered(server, 50)
+            until(lambda: faults(server) > before)
+            other.execute("ROLLBACK")
+        until(lambda: rows_in(state / DATABASE) == 70)  # what had to wait is there
+
+        (state / "restored").write_bytes(b"no database at all" * 500)  # somebody restores it from a bad backup
+        for name in (f"{DATABASE}-wal", f"{DATABASE}-shm"):
+            (state / name).unlink()
+        before = faults(server)
+        (state / "restored").rename(state / DATABASE)
+        all_are_answered(server, 50)
+        until(lambda: faults(server) > before)
+        until(lambda: rows_in(state / DATABASE) == 50, 30)
+        aside = [path.name for path in state.iterdir() if re.fullmatch(rf"{DATABASE}\.\d{{8}}T[\d.]+Z", path.name)]
+        assert len(aside) == 1
+        assert aside[0] in server.log.read_text()
+
+        for path in state.glob(f"{DATABASE}*"):  # an operator removes it
+            path.unlink()
+        all_are_answered(server, 30)
+        until(lambda: rows_in(state / DATABASE) == 30)
+
+
+def test_a_disk_that_refuses_fails_no_request_is_counted_and_may_come_back(tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("no right to mount a file system here")
+    watched_bundle(tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    on_a_disk = ("unshare", "-m", "bash", "-c", f'mount -t tmpfs -o ro,size=64k none {disk} && exec "$@"', "bash")
+    with running(tmp_path, under=on_a_disk, state=disk / "state") as server:
+        server.wait()
+        entered = Path(f"/proc/{server.process.pid}/root{disk}/state") / DATABASE
+
+        def remount(options: str) -> None:
+            subprocess.run(["nsenter", "-t", str(server.process.pid), "-m", "mount", "-o", f"remount,{options}", disk], check=True)
+
+        all_are_answered(server, 50)
+        until(lambda: faults(server) > 0)  # read-only
+        remount("rw,size=64k")
+        before = faults(server)
+        all_are_answered(server, 50)
+        until(lambda: faults(server) > before)  # full
+        remount("rw,size=16m")
+        all_are_answered(server, 50)
+        until(lambda: rows_in(copied(entered, tmp_path / "copy")) == 150)  # nothing of it was lost, and nothing is there twice
+        before = faults(server)
+        time.sleep(3)
+        assert faults(server) == before
+        log = server.log.read_text()
+        assert "Read-only file system" in log
+        assert log.count("watching: merging failed") <= 3  # once for each time, and not for each round

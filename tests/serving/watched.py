@@ -1,0 +1,53 @@
+"""A tiny bundle with a reference for drift, and pictures that are, or are not, like its rows."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from slipway import bundle as bundles
+from slipway.bundle import DRIFT, LoadedBundle
+from slipway.drift.reference import ReferenceRows, build_reference, reference_bytes
+from slipway.files import sha256_bytes
+from tests.serving.bundles import CONTRACT, certify, probabilities, write_bundle
+
+NUM_REFERENCE = 4000
+
+
+def pixels(seed: int, num_rows: int, shift: int = 0) -> NDArray[np.uint8]:
+    """(num_rows, 8, 8, 3) pictures, each with a brightness of its own; with a `shift` they are all brighter."""
+    random = np.random.default_rng(seed)
+    base = random.integers(40, 160, (num_rows, 1, 1, 1))
+    noise = random.integers(-30, 31, (num_rows, *CONTRACT.shape))
+    drawn: NDArray[np.uint8] = np.clip(base + noise + shift, 0, 255).astype(np.uint8)
+    return drawn
+
+
+def pictures(seed: int, num_rows: int, shift: int = 0) -> list[bytes]:
+    """The same, encoded."""
+    encoded = []
+    for image in pixels(seed, num_rows, shift):
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, "PNG")
+        encoded.append(stream.getvalue())
+    return encoded
+
+
+def watched_bundle(folder: Path) -> LoadedBundle:
+    """`folder`/bundle with a reference of `pixels`, and its certificate."""
+    bundle = write_bundle(folder / "bundle")
+    rows = pixels(1, NUM_REFERENCE)
+    outputs = probabilities(rows)
+    drawn = np.random.default_rng(2).random((NUM_REFERENCE, 1))
+    targets = (outputs.cumsum(axis=1) < drawn).sum(axis=1).astype(np.float64)  # as often right as the confidence says
+    scores = (rows.reshape(NUM_REFERENCE, -1).mean(axis=1) / 255).astype(np.float32)
+    manifest = bundle.manifest
+    reference = build_reference(manifest.input, manifest.output, manifest.calibration, ReferenceRows(rows, outputs, scores, targets))
+    payload = reference_bytes(reference)
+    (bundle.root / DRIFT).write_bytes(payload)
+    bundles.write_manifest(bundle.root, manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)}))
+    bundle = bundles.load_bundle(bundle.root)
+    certify(folder / "certificate.json", bundle)
+    return bundle
