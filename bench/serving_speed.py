@@ -186,8 +186,9 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
         ),
     ]
     if PEERS:
-        for name, title, ready in (("litserve", "LitServe, batches", "/health"), ("fastapi", "FastAPI", "/readyz")):
-            found.append(start(title, [PEERS, "-m", "bench.serving_peers", name, "PORT"], form("image", image, case.media_type), ready))
+        asked = form("image", image, case.media_type)
+        found.append(start("LitServe, batches", [PEERS, "-m", "bench.litserve_peer", "PORT"], asked, "/health"))
+        found.append(start("FastAPI", [PEERS, "-m", "bench.serving_peers", "fastapi", "PORT"], asked))
     return found
 
 
