@@ -8,6 +8,7 @@ from typing import Any
 
 import litserve  # type: ignore[import-not-found]  # in a Python of its own
 import numpy as np
+from fastapi import Request  # type: ignore[import-not-found]  # in a Python of its own
 from numpy.typing import NDArray
 
 from bench.serving_peers import MAX_BATCH_SIZE, Model
@@ -19,7 +20,7 @@ class Api(litserve.LitAPI):  # type: ignore[misc]  # the package is not installe
     def setup(self, device: str) -> None:
         self.model = Model()
 
-    def decode_request(self, request: Any) -> NDArray[np.uint8]:
+    def decode_request(self, request: Request) -> NDArray[np.uint8]:
         return self.model.decode(request["image"].file.read())
 
     def batch(self, inputs: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
