@@ -10,13 +10,15 @@ import atexit
 import os
 import shutil
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from serving.dead_workers import settled
 from serving.keeping import OUTCOMES
 from serving.model import ServedModel
 from serving.responses import ERRORS
@@ -186,11 +188,13 @@ class Monitoring:
         """All metrics in Prometheus' text format, summed over the workers of this server. Any thread may call it."""
         shared = CollectorRegistry()
         shared.register(self.watching)  # what every worker knows alike is not summed
-        return _without_former_models(generate_latest(self._summed())) + generate_latest(shared)
+        with self._summed() as summed:
+            return _without_former_models(generate_latest(summed)) + generate_latest(shared)
 
     def summary(self, asking: Collection[str] | None = None) -> dict[str, Any]:
         """The traffic so far, over all workers, for people; `asking` are the routes that count, None: all. Any thread may call it."""
-        return traffic(self._summed().collect(), asking)
+        with self._summed() as summed:
+            return traffic(list(summed.collect()), asking)
 
     def flush(self) -> None:
         """Write all counts. Any thread may call it."""
@@ -220,14 +224,19 @@ class Monitoring:
     def _histogram(self, name: str, documentation: str, bounds: Sequence[float]) -> Distribution:
         return self._tally(Distribution(Histogram(name, documentation, buckets=bounds, registry=self._registry), bounds))
 
-    def _summed(self) -> CollectorRegistry:
+    @contextmanager
+    def _summed(self) -> Iterator[CollectorRegistry]:
+        """All workers' metrics, to be collected inside: files are read then."""
         self.flush()
         if _MULTIPROCESS not in os.environ:
-            return self._registry
-        _forget_dead_workers(Path(os.environ[_MULTIPROCESS]))
-        summed = CollectorRegistry()
-        multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
-        return summed
+            yield self._registry
+            return
+        directory = Path(os.environ[_MULTIPROCESS])
+        with settled(directory):
+            _forget_dead_workers(directory)
+            summed = CollectorRegistry()
+            multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
+            yield summed
 
 
 def open_server_directory(parent: Path) -> None:

@@ -26,7 +26,7 @@ LATE_S = 20.0  # on a machine that does much else
 
 
 def metric(server: Server, line: str) -> float:
-    found = re.search(rf"^{re.escape(line)} (\S+)$", httpx.get(server.url + "/metrics").text, re.MULTILINE)
+    found = re.search(rf"^{re.escape(line)} (\S+)$", httpx.get(server.url + "/metrics", timeout=LATE_S).text, re.MULTILINE)
     return float(found.group(1)) if found else 0.0
 
 

@@ -1,0 +1,80 @@
+"""Workers that counted and died, as processes of their own."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from serving.dead_workers import settled
+from tests.conftest import ROOT
+
+COUNT = """
+import sys
+from prometheus_client import CollectorRegistry, Counter, Histogram
+registry = CollectorRegistry()
+asked = Counter("asked", "Asked.", ["code"], registry=registry)
+waited = Histogram("waited", "Waited.", buckets=(1, 2), registry=registry)
+asked.labels("200").inc(int(sys.argv[1]))
+asked.labels(sys.argv[1]).inc()
+waited.observe(1.5)
+if len(sys.argv) > 2:
+    print("counted", flush=True)
+    sys.stdin.read()
+"""
+
+
+def worker(directory: Path, count: int, *more: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(directory)}
+    command = [sys.executable, "-c", COUNT, str(count), *more]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def exposition(directory: Path) -> set[str]:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(directory))  # type: ignore[no-untyped-call]
+    return {line for line in generate_latest(registry).decode().splitlines() if line[0] != "#"}
+
+
+def test_what_dead_workers_counted_is_in_one_file_of_each_kind_and_none_of_it_is_lost(tmp_path: Path) -> None:
+    alive = worker(tmp_path, 1000, "wait")
+    assert alive.stdin
+    assert alive.stdout
+    assert alive.stdout.readline() == "counted\n"
+    for number in range(1, 5):
+        worker(tmp_path, number).communicate()
+        if number == 2:
+            with settled(tmp_path):  # some are added up already when others die
+                pass
+    before = exposition(tmp_path)
+    assert 'asked_total{code="200"} 1010.0' in before
+    assert "waited_count 5.0" in before
+    with ThreadPoolExecutor(8) as threads:  # as many workers are asked at once
+
+        def read() -> set[str]:
+            with settled(tmp_path):
+                return exposition(tmp_path)
+
+        assert all(found.result() == before for found in [threads.submit(read) for _ in range(8)])
+    assert {path.name for path in tmp_path.glob("*.db")} == {
+        f"{kind}_{number}.db" for kind in ("counter", "histogram") for number in (0, alive.pid)
+    }
+    alive.communicate()
+
+
+def test_without_dead_workers_nothing_is_written(tmp_path: Path) -> None:
+    alive = worker(tmp_path, 7, "wait")
+    assert alive.stdout
+    assert alive.stdout.readline() == "counted\n"
+    with settled(tmp_path):
+        assert {path.name for path in tmp_path.glob("*.db")} == {f"counter_{alive.pid}.db", f"histogram_{alive.pid}.db"}
+    alive.communicate()
+
+
+def test_a_reader_is_not_in_the_way_of_another(tmp_path: Path) -> None:
+    with settled(tmp_path), settled(tmp_path), pytest.raises(ZeroDivisionError), settled(tmp_path):
+        raise ZeroDivisionError
