@@ -125,7 +125,7 @@ def whole_streams(share: int) -> str:
     random, lines = np.random.default_rng(3), []
     for num_reference, num_rows in ((300, 200), (1500, 1000)):
         alarms, windows, seconds = 0, 0, 0.0
-        for _ in range(max(2, 200 // share)):
+        for _ in range(max(2, 100 // share)):
             reference = reference_of(ORDINARY.draw(random, num_reference))
             for _ in range(72):
                 window = window_of(reference, ORDINARY.draw(random, num_rows))

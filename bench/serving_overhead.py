@@ -93,7 +93,7 @@ def measure(measured: Measured) -> None:
 
 
 def http_request(path: str, content_type: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: service\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -164,7 +164,7 @@ def main() -> None:
         raw = http_request("/predict", "image/png", picture())
         part = b'--b\r\nContent-Disposition: form-data; name="image"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
         form = http_request("/predict", "multipart/form-data; boundary=b", part + picture() + b"\r\n--b--\r\n")
-        empty = b"GET /livez HTTP/1.1\r\nHost: service\r\n\r\n"
+        empty = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
         all_measured = [
             Measured("the front, nothing to do (`/livez`)", front, empty),
             Measured("the front, image as the body", front, raw),

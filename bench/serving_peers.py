@@ -1,8 +1,9 @@
-"""The same prediction behind other servers, for bench/serving_speed.py: FastAPI, LitServe, and an ASGI application that does nothing.
+"""The same prediction behind other servers, for bench/serving_speed.py: FastAPI, and an ASGI application that does nothing.
 
-`python -m bench.serving_peers NAME PORT` runs one. It may run under a Python of its own that has fastapi, litserve, uvicorn, uvloop,
-httptools, onnxruntime and what `slipway.preprocess` imports. PEER_BUNDLE is the folder of the bundle, PEER_INPUT and PEER_OUTPUT name
-the graph's tensors. Each is as its own documentation has it: the decoder is ours, so that it is the frameworks that are compared.
+`python -m bench.serving_peers NAME PORT` runs one; bench/litserve_peer.py is LitServe. They may run under a Python of their own that
+has fastapi, python-multipart, litserve, uvicorn, uvloop, httptools, onnxruntime and what `slipway.preprocess` imports. PEER_BUNDLE is
+the folder of the bundle, PEER_CONTRACT its input contract, PEER_INPUT and PEER_OUTPUT name the graph's tensors. Each is as its own
+documentation has it: the decoder is ours, so that it is the frameworks that are compared.
 """
 
 import os
@@ -80,32 +81,5 @@ def serve_fastapi(port: int) -> None:
     uvicorn.run(application, port=port, http="httptools", loop="uvloop", access_log=False, log_level="warning")
 
 
-def serve_litserve(port: int) -> None:
-    """Batches of at most 32, waited for 5 ms; one worker."""
-    import litserve  # type: ignore[import-not-found]  # in a Python of its own
-
-    class Api(litserve.LitAPI):  # type: ignore[misc]  # the package is not installed here
-        def setup(self, device: str) -> None:
-            self.model = Model()
-
-        def decode_request(self, request: Any) -> NDArray[np.uint8]:
-            return self.model.decode(request["image"].file.read())
-
-        def batch(self, inputs: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-            return np.stack(inputs)
-
-        def predict(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-            return self.model.run(batch)
-
-        def unbatch(self, output: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-            return list(output)
-
-        def encode_response(self, output: NDArray[np.float32]) -> dict[str, Any]:
-            return self.model.encode(output)
-
-    api = Api(max_batch_size=MAX_BATCH_SIZE, batch_timeout=0.005)
-    litserve.LitServer(api, accelerator="cpu").run(port=port, generate_client_file=False, log_level="warning", num_api_servers=1)
-
-
 if __name__ == "__main__":
-    {"empty": serve_empty, "fastapi": serve_fastapi, "litserve": serve_litserve}[sys.argv[1]](int(sys.argv[2]))
+    {"empty": serve_empty, "fastapi": serve_fastapi}[sys.argv[1]](int(sys.argv[2]))

@@ -186,8 +186,9 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
         ),
     ]
     if PEERS:
-        for name, title, ready in (("litserve", "LitServe, batches", "/health"), ("fastapi", "FastAPI", "/readyz")):
-            found.append(start(title, [PEERS, "-m", "bench.serving_peers", name, "PORT"], form("image", image, case.media_type), ready))
+        asked = form("image", image, case.media_type)
+        found.append(start("LitServe, batches", [PEERS, "-m", "bench.litserve_peer", "PORT"], asked, "/health"))
+        found.append(start("FastAPI", [PEERS, "-m", "bench.serving_peers", "fastapi", "PORT"], asked))
     return found
 
 
@@ -195,6 +196,8 @@ def measure(measured: Measured, num_connections: int, seconds: float) -> None:
     """One more round, after a moment that does not count."""
     uvloop.run(one_round(measured, num_connections, WARM_UP_S))
     latencies = uvloop.run(one_round(measured, num_connections, seconds))
+    if not latencies:
+        raise RuntimeError(f"{measured.name} answered nothing in {seconds:g} s")
     measured.requests_per_second.append(len(latencies) / seconds)
     percentiles = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [float("nan")] * 99
     measured.p50_ms.append(percentiles[49] * 1000)

@@ -15,6 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -55,25 +56,34 @@ class Round:
 
 
 class CheckingCaller(Caller):
-    """Asks, checks the answer, pauses."""
+    """Asks, checks the answer, pauses. A refusal and a connection that is lost count as wrong."""
 
     def __init__(self, request: bytes, seen: Round, expected: dict[str, list[float]]) -> None:
         super().__init__(request, seen.latencies)
         self._seen, self._expected = seen, expected
+        self.is_over = False
 
     def data_received(self, data: bytes) -> None:
-        self._last = self._received + data
-        super().data_received(data)
+        self._received += data
+        head, separator, body = self._received.partition(b"\r\n\r\n")
+        if not separator or len(body) < int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]):
+            return
+        self._latencies.append(time.perf_counter() - self._asked)
+        self._received = b""
+        self._check(json.loads(body))
+        asyncio.get_running_loop().call_later(PAUSE_S, self._ask)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._seen.wrong += not self.is_over
+
+    def _check(self, answer: dict[str, Any]) -> None:
+        version, found = answer.get("model_version", "none"), list(answer.get("probabilities", {}).values())
+        self._seen.versions.add(version)
+        self._seen.wrong += not (version in self._expected and np.allclose(found, self._expected[version], atol=1e-5))
 
     def _ask(self) -> None:
-        if not hasattr(self, "_last"):
+        if not self.is_over:
             super()._ask()
-            return
-        answer = json.loads(self._last.partition(b"\r\n\r\n")[2])
-        version, found = answer["model_version"], list(answer["probabilities"].values())
-        self._seen.versions.add(version)
-        self._seen.wrong += not np.allclose(found, self._expected.get(version, [0, 0, 0]), atol=1e-5)
-        asyncio.get_running_loop().call_later(PAUSE_S, super()._ask)
 
 
 def large_classifier(seed: int) -> onnx.ModelProto:
@@ -117,7 +127,8 @@ async def _asked(server: Server, expected: dict[str, list[float]], is_over: thre
         for _ in range(NUM_CONNECTIONS)
     ]
     await asyncio.to_thread(is_over.wait)
-    for transport, _ in made:
+    for transport, caller in made:
+        caller.is_over = True
         transport.abort()
     return seen
 

@@ -18,7 +18,7 @@ from serving.reading import item_field
 from serving.responses import Refusal
 from slipway.cores import num_cores
 from slipway.errors import ImageError
-from slipway.plain_png import read_png_header
+from slipway.plain_png import png_size
 from slipway.preprocess import FORMATS, ImageContract, array_from_bytes
 
 # Up to here decoding takes less than the 0.1 ms that a thread's round trip costs. Both are needed:
@@ -79,9 +79,9 @@ def _give_up(pixels: asyncio.Future[NDArray[np.uint8]]) -> None:
 def _is_small(image: bytes) -> bool:
     if len(image) > INLINE_BYTES:
         return False
-    header = read_png_header(image)  # opening the file takes Pillow longer than decoding a small one
-    if header:
-        return header.width * header.height <= INLINE_PIXELS
+    size = png_size(image)  # opening the file takes Pillow longer than decoding a small one
+    if size:
+        return size[0] * size[1] <= INLINE_PIXELS
     try:
         with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
             return bool(opened.width * opened.height <= INLINE_PIXELS)

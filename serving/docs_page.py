@@ -8,20 +8,28 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from serving.openapi import ACCESS
+
 _TEMPLATE = Template(Path(__file__).with_name("docs.html").read_text(encoding="utf-8"))
 _STYLE = _TEMPLATE.template.partition("<style>")[2].partition("</style>")[0]
 _DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-def render_docs(document: dict[str, Any], address: str) -> bytes:
-    """The page for an OpenAPI document; `address` is host and port, for the examples."""
+def render_docs(document: dict[str, Any], address: str, callers_address: str | None = None) -> bytes:
+    """The page for an OpenAPI document, with examples for `address` (host and port), those of callers for `callers_address` if given."""
     found = [(path, method, item[method]) for path, item in document["paths"].items() for method in item if method != "parameters"]
-    sections = "\n".join(_section(path, method.upper(), operation, address) for path, method, operation in found)
+    sections = "\n".join(
+        _section(path, method.upper(), operation, _address(operation, address, callers_address)) for path, method, operation in found
+    )
     contents = "\n".join(f'<li><a href="#{escape(o["operationId"])}">{_title(path, method.upper())}</a></li>' for path, method, o in found)
     error = _json(document["components"]["schemas"]["Error"])
     version = escape(document["info"]["version"])
     return _TEMPLATE.substitute(version=version, contents=contents, sections=sections, error=error).encode()
+
+
+def _address(operation: dict[str, Any], address: str, callers_address: str | None) -> str:
+    return callers_address if callers_address and operation["description"] == ACCESS["caller"] else address
 
 
 def _section(path: str, method: str, operation: dict[str, Any], address: str) -> str:

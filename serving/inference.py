@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
 from serving.deadlines import Deadlines
@@ -34,7 +32,6 @@ from serving.sampling import Sampler
 from serving.settings import Settings
 from serving.watching.feedback import Feedback
 from serving.watching.watcher import limits_of, open_watcher
-from slipway.bundle import SCORE_NAME
 from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
 
@@ -78,7 +75,7 @@ class Inference:
         watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
         if watcher:
             self._observers.append(watcher)
-            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching)
+            self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
         gpus = open_gpu_metrics(self.monitoring.registry)
         if gpus:
@@ -188,7 +185,8 @@ class Inference:
             answers = [finite_answer(row.answer) for row in batched.rows]
             self.monitoring.answer(live.slot)
             if self._observers:
-                answered = _answered(request_id, payload, model, decoded, batched.rows, answers)
+                execution = model.selection.actual
+                answered = Answered(request_id, payload, decoded.is_list, decoded.inputs, model.bundle, execution, batched.rows, answers)
                 for observer in self._observers:
                     observer.offer(answered)
             return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
@@ -290,22 +288,3 @@ class Inference:
             logger.exception("the engine for this machine is not served")
         else:
             self.rebuild = RebuildState("swapped", f"the engine in {self.settings.rebuilt_engine} is served")
-
-
-def _answered(
-    request_id: str, payload: Payload, model: ServedModel, decoded: Decoded, rows: list[AnsweredRow], answers: list[dict[str, Any]]
-) -> Answered:
-    """What is kept of a request."""
-    return Answered(
-        request_id=request_id,
-        payload=payload,
-        is_list=decoded.is_list,
-        inputs=decoded.inputs,
-        bundle=model.bundle,
-        execution=model.selection.actual,
-        outputs={
-            model.bundle.manifest.output_name: [row.outputs for row in rows],
-            SCORE_NAME: [np.asarray(row.score) for row in rows],
-        },
-        answers=answers,
-    )

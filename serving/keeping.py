@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
-import numpy as np
-
 from serving.observing import Answered
 from serving.settings import Settings
 from slipway.disk_faults import disk_fault
@@ -180,6 +178,6 @@ def _kept(moment: float, answered: Answered) -> KeptRequest:
         payload=payload,
         is_list=answered.is_list,
         inputs_sha256=digest_inputs(answered.inputs),
-        outputs={name: np.array(rows, np.float32) for name, rows in answered.outputs.items()},
+        outputs=answered.outputs,
         answers=answered.answers,
     )

@@ -3,20 +3,22 @@
 An observer is offered every answered request. It never waits, never raises and never costs a request its answer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.model import AnsweredRow
 from serving.payload import Payload
-from slipway.bundle import LoadedBundle
+from slipway.bundle import SCORE_NAME, LoadedBundle
 from slipway.certificate import Execution
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen, it would take 2 µs to make instead of a half, for every request
 class Answered:
-    """A request that the model answered, as it is at hand then."""
+    """A request that the model answered, as it is at hand then. Nobody changes it."""
 
     request_id: str
     payload: Payload
@@ -24,8 +26,14 @@ class Answered:
     inputs: NDArray[Any]  # (rows, ...) as the model took them
     bundle: LoadedBundle
     execution: Execution
-    outputs: dict[str, list[NDArray[np.float32]]]  # by the graph's output name, of each row
+    rows: Sequence[AnsweredRow]
     answers: list[dict[str, Any]]
+
+    @property
+    def outputs(self) -> dict[str, NDArray[np.float32]]:
+        """(rows, ...) float32 by the graph's output name."""
+        values, scores = (np.array([row[place] for row in self.rows], np.float32) for place in (0, 1))
+        return {self.bundle.manifest.output_name: values, SCORE_NAME: scores}
 
     @property
     def bundle_digest(self) -> str:

@@ -23,7 +23,7 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
     "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-_ACCESS = {"open": "For anybody.", "caller": "For callers.", "operator": "For operators."}
+ACCESS = {"open": "For anybody.", "caller": "For callers.", "operator": "For operators."}
 
 
 def openapi(routes: Routes, bundle: Bundle | None, model_version: str | None, has_keys: bool) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _operation(method: str, path: str, route: Route, operation: Operation, has_k
     described: dict[str, Any] = {
         "operationId": "_".join([method.lower(), *filter(None, path.translate(_PLAIN).split("/"))]),
         "summary": operation.summary,
-        "description": _ACCESS[route.access],
+        "description": ACCESS[route.access],
         "security": [{name: []} for name in _SCHEMES] if has_keys and is_guarded else [],
         "responses": {"200": _answer(operation), **_errors(path, _codes(operation, is_guarded, has_keys))},
     }

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
 
 
@@ -77,6 +78,13 @@ class Distribution:
         """One more value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Many values at once."""
+        found = np.searchsorted(self._bounds, values, side="left")
+        for index, count in enumerate(np.bincount(found, minlength=len(self._counts)).tolist()):
+            self._counts[index] += count
+        self._sum += sum(values)
 
     def flush(self) -> None:
         """As `Tally.flush`."""

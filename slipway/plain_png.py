@@ -36,6 +36,14 @@ def read_png_header(payload: bytes) -> PngHeader | None:
     return PngHeader(mode, width, height) if mode and width and height else None
 
 
+def png_size(payload: bytes) -> tuple[int, int] | None:
+    """(width, height) as a PNG's header says, whole or not; None for anything else."""
+    begin = len(_HEAD)
+    if not payload.startswith(_HEAD):
+        return None
+    return int.from_bytes(payload[begin : begin + 4]), int.from_bytes(payload[begin + 4 : begin + 8])
+
+
 def decode_plain_png(payload: bytes, max_pixels: int) -> Image.Image | None:
     """The image, of mode "L" or "RGB"; None: ask Pillow, which also names what is wrong."""
     header = read_png_header(payload)

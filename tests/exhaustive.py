@@ -41,6 +41,7 @@ PATTERNS = (
     r"test_rollout_processes\.py::test_swaps_of_a_real.*\[60",
     r"test_rollout_law\.py::test_of_rollouts_without.*\[1000",
     r"test_bento\.py::test_it_serves_with_nothing_but",
+    r"test_watching_service\.py::test_whatever_refuses",
     r"test_service_faults\.py::test_a_fault_in_the_columns.*\[wrong (category code|imputation)",
     r"test_killed_workers\.py::test_killed_workers.*\[20",
     r"test_under_fire\.py::test_(generated_requests.*\[10000|one_bad_image.*\[1000)",

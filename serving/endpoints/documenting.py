@@ -25,7 +25,8 @@ def routes(inference: Inference, others: Routes) -> Routes:
     async def docs(request: Request) -> Response:
         host = request.headers.get(b"host", b"")
         address = host.decode() if _SANE_HOST.fullmatch(host) else "127.0.0.1:3000"
-        return Response(200, render_docs(describe(), address), "text/html; charset=utf-8", (("content-security-policy", POLICY),))
+        callers = "HOST:PORT" if inference.settings.admin_port else None  # a worker does not know its server's port
+        return Response(200, render_docs(describe(), address, callers), "text/html; charset=utf-8", (("content-security-policy", POLICY),))
 
     def describe() -> dict[str, object]:
         model = inference.model

@@ -34,7 +34,7 @@ function path(values, x, y) {
   let drawn = "";
   let isOpen = false;
   values.forEach((value, index) => {
-    if (value !== null) drawn += `${isOpen ? "L" : "M"}${x(index, values.length).toFixed(1)} ${y(value).toFixed(1)}`;
+    if (value !== null) drawn += `${isOpen ? "L" : "M"}${x(index, values.length).toFixed(1)} ${y(value).toFixed(1)}${isOpen ? "" : "h0"}`; // h0: a dot, where nothing follows
     isOpen = value !== null;
   });
   return drawn;

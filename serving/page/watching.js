@@ -55,12 +55,13 @@ export function qualityTile({ drift, feedback }) {
   return tile(
     t("quality.title"),
     pairs([
-      estimate?.metric ? [t("quality.estimated", { metric: metricName(estimate.metric) }), estimate.valid ? range(estimate) : t("quality.invalid", { reason: estimate.reason })] : null,
+      estimate?.metric ? [t("quality.estimated", { metric: metricName(estimate.metric) }), estimate.valid ? range(estimate) : t("quality.invalid")] : null,
       ...measured.map(([name, metric]) => [
         t("quality.true", { metric: metricName(name), rows: number(metric.rows) }),
         html("span", { class: metric.is_worse ? "problem" : null }, range(metric), metric.tested ? html("span", { class: "soft" }, ` ${t("quality.tested", { value: number(metric.tested.value) })}`) : null),
       ]),
     ]),
+    estimate && !estimate.valid && estimate.reason ? html("p", { class: "soft small", lang: "en" }, estimate.reason) : null,
     measured.length ? html("p", { class: "soft small" }, t("quality.hint", { count: number(feedback.of_the_last) })) : html("p", { class: "soft" }, t("quality.none")),
   );
 }

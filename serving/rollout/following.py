@@ -137,14 +137,16 @@ class Follower:
             except OSError as error:
                 logger.error("the rollout does not know that this worker ends: %r", error)
 
-    def note_quality(self, model_version: str, *, is_wrong: bool) -> None:
-        """Evidence by feedback: an answer of that model was wrong, or the value too far off. Any thread may call it.
+    def note_wrong(self, model_version: str) -> None:
+        """Evidence by feedback: an answer of that model was wrong. Any thread may call it.
 
         Late feedback is judged by today's share, which is no smaller than at the request: that favours the candidate.
         """
-        trial, canary = self._trial, self._served.canary
-        if trial and trial.live and canary and is_wrong:
-            trial.evidence.event("quality", canary.share, of_candidate=model_version == trial.live.model.version)
+        trial, canary, stable = self._trial, self._served.canary, self._served.model
+        if trial is None or trial.live is None or canary is None or stable is None or not canary.share:
+            return
+        if model_version in (trial.live.model.version, stable.version):
+            trial.evidence.event("quality", canary.share, of_candidate=model_version != stable.version)
 
     def status(self) -> dict[str, object]:
         """What is rolled out, for the page and `GET /rollout`; reads files, so it belongs on a thread."""
@@ -158,6 +160,9 @@ class Follower:
             except SlipwayError:
                 self._stamp = None  # read again
                 raise
+        if not self.num_reports:
+            rollout = self._rollout
+            await asyncio.to_thread(forget_reports, self._state_folder, rollout.candidate.id if rollout.candidate else None)
         # Before a candidate is touched: it may have ended the process that was here before.
         await self._decide()
         await self._follow_stable()

@@ -38,4 +38,8 @@ class Allowance:
         try:
             yield
         finally:
-            self._balance_s -= self._spent() - begun
+            self.take(self._spent() - begun)
+
+    def take(self, seconds: float) -> None:
+        """What was spent elsewhere."""
+        self._balance_s -= seconds

@@ -34,7 +34,11 @@ _MOST_SHOWN = 8
 class Feedback:
     """One worker's way of taking truths."""
 
-    def __init__(self, settings: Settings, limits: Limits, metrics: WatchingMetrics) -> None:
+    def __init__(
+        self, settings: Settings, limits: Limits, metrics: WatchingMetrics, wrong: Callable[[str], None] = lambda model: None
+    ) -> None:
+        """`wrong` is told, on a thread, the version of each model whose label turned out to be wrong."""
+        self._wrong = wrong
         self._store = Store(settings.state, limits)
         self._max_items = max(settings.max_rows, settings.max_items)  # of a table, of images
         self._metrics = metrics
@@ -81,6 +85,8 @@ class Feedback:
                 self._metrics.feedback("duplicate")
             elif one.joined:
                 self._metrics.feedback("joined")
+                if one.is_wrong and one.model:
+                    self._wrong(one.model)
         return heard
 
 

@@ -43,6 +43,7 @@ class Figures:
     estimate: tuple[float, float, float] | None = None  # value, low, high; None where it is not valid
     is_estimate_valid: bool | None = None
     quality: dict[str, float] = field(default_factory=dict)  # by metric
+    num_joined: int = 0  # rows behind `quality`
 
 
 class WatchingMetrics(Collector):
@@ -74,8 +75,7 @@ class WatchingMetrics(Collector):
 
     def confidences(self, values: Sequence[float]) -> None:
         """Note the probabilities of predicted classes; one thread alone may call it."""
-        for value in values:
-            self._confidence.observe(value)
+        self._confidence.observe_all(values)
         self._confidence.flush()
 
     def outliers(self, num_rows: int) -> None:
@@ -119,6 +119,7 @@ class WatchingMetrics(Collector):
         yield _gauge("slipway_estimate_valid", "1 where the estimate may be relied on.", [], _alone(figures.is_estimate_valid))
         quality = {(name,): value for name, value in figures.quality.items()}
         yield _gauge("slipway_true_quality", "Of the last rows whose truth was told.", ["metric"], quality)
+        yield _gauge("slipway_true_quality_rows", "Rows behind slipway_true_quality.", [], {(): figures.num_joined})
 
 
 def _alone(value: float | None) -> dict[tuple[()], float]:

@@ -29,7 +29,7 @@ class WatchedModel:
         self.reference: Reference | None = None
         self._bundle, self._variant = bundle, variant
         contract = bundle.manifest.input
-        self.is_table = isinstance(contract, ColumnContract)
+        self.has_classes = bundle.manifest.output.kind == "probabilities"
         self._missing = _missing_signs(contract) if isinstance(contract, ColumnContract) else None
 
     def read_reference(self) -> None:
@@ -41,6 +41,11 @@ class WatchedModel:
             outputs, score = np.full((1, num_outputs), 1 / num_outputs, np.float32), np.zeros(1, np.float32)
             Window(reference).add(self.features(example, outputs, score))
         self.reference = reference
+
+    @property
+    def has_missing_signs(self) -> bool:
+        """Whether its rows can say of a cell that it has no value."""
+        return self._missing is not None and any(self._missing)
 
     @property
     def lacks_reference(self) -> bool:

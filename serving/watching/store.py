@@ -51,6 +51,8 @@ class Heard:
 
     joined: bool
     duplicate: bool
+    model: str | None = None  # the version that predicted; None where that is not known
+    is_wrong: bool = False  # another label was predicted; False for a value
 
 
 class ItemNeededError(Exception):
@@ -93,6 +95,7 @@ class Merged:
     closed: list[Closed] = field(default_factory=list)
     num_joined: int = 0  # truths that waited for these predictions
     num_ambiguous: int = 0  # truths that name no item, for requests that had several
+    remembering_s: float = 0.0  # processor time that the predictions took
     errors: list[Exception] = field(default_factory=list)  # of judging: the window is closed nevertheless
 
 
@@ -137,7 +140,9 @@ class Store:
                 for version, window in part.windows.items():
                     if window.num_rows:
                         _add(connection, version, window, models[version], now, merged)
+                begun = time.thread_time()
                 _remember(connection, part.predictions)
+                merged.remembering_s = time.thread_time() - begun
                 merged.num_ambiguous, merged.num_joined = _join_waiting(connection)
                 connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", (self._worker, part.sequence, now))
             for version, model in models.items():
@@ -327,7 +332,8 @@ def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float
         "INSERT OR REPLACE INTO truths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*key, truth.item is not None, now, truth.label, truth.value, *joined),
     )
-    return Heard(joined=joined[0] is not None, duplicate=before is not None)
+    is_wrong = joined[0] is not None and truth.label is not None and joined[1] != truth.label
+    return Heard(joined=joined[0] is not None, duplicate=before is not None, model=joined[0], is_wrong=is_wrong)
 
 
 def _keep_newest(connection: sqlite3.Connection, table: str, most: int) -> None:

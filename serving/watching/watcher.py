@@ -28,7 +28,7 @@ from serving.watching.models import WatchedModel, watched_key
 from serving.watching.proposals import write_proposal
 from serving.watching.quality import NUM_JUDGED, compare, measure_joined
 from serving.watching.store import Closed, Limits, Part, Prediction, Store
-from slipway.bundle import SCORE_NAME, LoadedBundle
+from slipway.bundle import LoadedBundle
 from slipway.disk_faults import disk_fault
 from slipway.kept import REPLAYED
 
@@ -42,7 +42,7 @@ MERGE_S = 2.0  # between two parts: what a killed worker loses at most, with the
 REFRESH_S = 2.0  # the gauges and the status
 TIDY_S = 60.0
 CLOSE_S = 5.0  # most that the end of a worker waits
-FEATURES_SHARE, RECORDS_SHARE = 0.01, 0.005  # of one core, for features and for predictions to remember
+FEATURES_SHARE, RECORDS_SHARE = 0.005, 0.0025  # of one core, for features and for predictions to remember
 _BURST_S = 0.2  # of processor time
 _CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits for no longer
 _CHUNK_BYTES = 2 << 20
@@ -65,13 +65,11 @@ _PARTS = {  # under which label a fault of what is counted; those of the databas
 
 
 @dataclass
-class _Rows:
-    """All answered rows of one model in one round."""
+class _Group:
+    """What was answered by one model in one round."""
 
     model: WatchedModel
     answered: list[Answered]
-    outputs: NDArray[np.float32]  # (rows, outputs)
-    scores: NDArray[np.float32]  # (rows,)
 
 
 class Watcher:
@@ -136,10 +134,10 @@ class Watcher:
         self._store.close()
 
     def _round(self, is_last: bool) -> None:
-        for rows in self._attempt("gathering", self._gather) or []:
-            self._attempt("counting", partial(self._count, rows))
-            self._attempt("features", partial(self._look, rows))
-            self._attempt("recording", partial(self._record, rows))
+        for group in self._attempt("gathering", self._gather) or []:
+            self._attempt("counting", partial(self._count, group))
+            self._attempt("features", partial(self._look, group))
+            self._attempt("recording", partial(self._record, group))
         if is_last or self._is_due("merge", MERGE_S):
             self._attempt("merging", self._merge)
         if is_last:
@@ -177,25 +175,18 @@ class Watcher:
         self._due[what] = now + seconds
         return True
 
-    def _gather(self) -> list[_Rows]:
+    def _gather(self) -> list[_Group]:
         """What has arrived since the last round, by model."""
         dropped = self._dropped_offered - self._dropped_counted
         if dropped:
             self._dropped_counted += dropped
             self._metrics.rows("dropped", dropped)
-        by_model: dict[str, list[Answered]] = {}
+        groups: dict[tuple[str, str], list[Answered]] = {}
         for _ in range(len(self._waiting)):
             answered = self._waiting.popleft()
             self._bytes_taken += answered.inputs.nbytes
-            by_model.setdefault(watched_key(answered.bundle, answered.execution.variant), []).append(answered)
-        return [self._together(group) for group in by_model.values()]
-
-    def _together(self, group: list[Answered]) -> _Rows:
-        model = self._model(group[0].bundle, group[0].execution.variant)
-        name = model.manifest.output_name
-        outputs = np.array([row for one in group for row in one.outputs[name]], np.float32)
-        scores = np.array([score for one in group for score in one.outputs[SCORE_NAME]], np.float32)
-        return _Rows(model, group, outputs.reshape(len(scores), -1), scores)
+            groups.setdefault((answered.bundle.digest, answered.execution.variant), []).append(answered)
+        return [_Group(self._model(group[0].bundle, group[0].execution.variant), group) for group in groups.values()]
 
     def _model(self, bundle: LoadedBundle, variant: str) -> WatchedModel:
         key = watched_key(bundle, variant)
@@ -205,56 +196,56 @@ class Watcher:
             self._attempt("reference", model.read_reference)
         return model
 
-    def _count(self, rows: _Rows) -> None:
+    def _count(self, group: _Group) -> None:
         """What is counted of every row."""
-        answers = [answer for one in rows.answered for answer in one.answers]
-        labels = Counter(answer["label"] for answer in answers if "label" in answer)
-        if labels:
-            self._metrics.classes(labels)
-            self._metrics.confidences(rows.outputs.max(axis=1).tolist())
-        self._metrics.outliers(sum(answer["is_outlier"] for answer in answers))
-        missing = sum(rows.model.num_missing_cells(one.inputs) for one in rows.answered) if rows.model.is_table else 0
-        if missing:
-            self._metrics.missing_cells(missing)
+        answers = [answer for one in group.answered for answer in one.answers]
+        if group.model.has_classes:
+            labels = [answer["label"] for answer in answers]
+            self._metrics.classes(Counter(labels))
+            self._metrics.confidences([answer["probabilities"][label] for answer, label in zip(answers, labels, strict=True)])
+        self._metrics.outliers([answer["is_outlier"] for answer in answers].count(True))
+        if group.model.has_missing_signs:
+            self._metrics.missing_cells(sum(group.model.num_missing_cells(one.inputs) for one in group.answered))
 
-    def _look(self, rows: _Rows) -> None:
+    def _look(self, group: _Group) -> None:
         """Features of the rows, in random order as long as there is time for it, into this worker's part of the window."""
-        if rows.model.reference is None:
+        if group.model.reference is None:
             return
-        order = self._random.permutation(len(rows.scores))
-        ends = np.cumsum([len(one.inputs) for one in rows.answered])
-        row_bytes = max(1, rows.answered[0].inputs[0].nbytes)
-        size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes))
+        ends = np.cumsum([len(one.answers) for one in group.answered])
+        order = self._random.permutation(int(ends[-1]))
+        size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // max(1, group.answered[0].inputs[0].nbytes)))
         for begin in range(0, len(order), size):
             if not self._features_allowance.is_left():
                 self._metrics.rows("thinned", len(order) - begin)
                 return
             with self._features_allowance.spending():
-                num_rows = self._add(rows, order[begin : begin + size], ends)
+                num_rows = self._add(group, order[begin : begin + size], ends)
             if num_rows >= self._part_rows and "merging" not in self._failing:
                 self._attempt("merging", self._merge)
 
-    def _add(self, rows: _Rows, chosen: NDArray[np.intp], ends: NDArray[np.intp]) -> int:
+    def _add(self, group: _Group, chosen: NDArray[np.intp], ends: NDArray[np.intp]) -> int:
         """Count these rows in this worker's part of the window, which then has so many; `ends` are where the requests' rows end."""
         requests = np.searchsorted(ends, chosen, side="right")
-        inputs = np.stack([rows.answered[request].inputs[row - ends[request]] for request, row in zip(requests, chosen, strict=True)])
-        features = rows.model.features(inputs, rows.outputs[chosen], rows.scores[chosen])
-        window = self._part.windows.get(rows.model.key) or rows.model.window()
+        places = [(group.answered[request], row - ends[request]) for request, row in zip(requests.tolist(), chosen, strict=True)]
+        inputs = np.stack([one.inputs[item] for one, item in places])
+        outputs, scores = (np.array([one.rows[item][place] for one, item in places], np.float32) for place in (0, 1))
+        features = group.model.features(inputs, outputs, scores)
+        window = self._part.windows.get(group.model.key) or group.model.window()
         window.add(features)
-        self._part.windows[rows.model.key] = window
+        self._part.windows[group.model.key] = window
         self._metrics.rows("watched", len(chosen))
         return window.num_rows
 
-    def _record(self, rows: _Rows) -> None:
+    def _record(self, group: _Group) -> None:
         """Predictions to remember, of requests in random order as long as there is time for it."""
-        now, version = time.time(), rows.model.version
-        order = self._random.permutation(len(rows.answered))
+        now, version = time.time(), group.model.version
+        order = self._random.permutation(len(group.answered))
         for begin in range(0, len(order), _CHUNK_REQUESTS):
             if not self._records_allowance.is_left() or len(self._part.predictions) >= MAX_REMEMBERED:
                 return
             with self._records_allowance.spending():
-                for place in order[begin : begin + _CHUNK_REQUESTS]:
-                    one = rows.answered[place]
+                for place in order[begin : begin + _CHUNK_REQUESTS].tolist():
+                    one = group.answered[place]
                     self._part.predictions += [
                         Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
                         for item, answer in enumerate(one.answers)
@@ -267,8 +258,8 @@ class Watcher:
             part = self._frozen or self._part
             if self._frozen is None:
                 self._frozen, self._part = self._part, Part(self._part.sequence + 1)
-            with self._records_allowance.spending():
-                merged = self._store.merge(part, models)
+            merged = self._store.merge(part, models)
+            self._records_allowance.take(merged.remembering_s)
             self._frozen = None
             self._metrics.feedback("joined", merged.num_joined)
             self._metrics.feedback("invalid", merged.num_ambiguous)
@@ -332,15 +323,14 @@ class Watcher:
 
     def _describe_drift(self, model: WatchedModel, history: list[dict[str, Any]]) -> dict[str, Any]:
         opened = self._store.open_rows(model.key)
-        judged = [window for window in history if window["drifted"] is not None]
+        judged = _judged(history)
         return {
             "state": _state(model),
             "model_version": model.version,
-            "alarm": bool(judged[0]["drifted"]) if judged else None,
             "open_window": {"since": opened[0], "rows": opened[1]} if opened else None,
             "window_rows": self._limits.window_rows,
             "window_minutes": self._settings.window_minutes,
-            "last": judged[0] if judged else None,
+            **_describe_last(judged[0] if judged else None),
             "windows": [_brief(window) for window in judged],
         }
 
@@ -355,11 +345,16 @@ def limits_of(settings: Settings) -> Limits:
     return Limits(settings.window_rows, settings.window_minutes * 60, settings.feedback_rows, settings.feedback_days * 86400)
 
 
+def _judged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [window for window in history if window["drifted"] is not None]
+
+
 def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> Figures:
     known = {name: metric["value"] for name, metric in (quality or {}).items()}
-    judged = [window for window in history if window["drifted"] is not None]
+    num_joined = next((metric["rows"] for metric in (quality or {}).values()), 0)
+    judged = _judged(history)
     if not judged:
-        return Figures(quality=known)
+        return Figures(quality=known, num_joined=num_joined)
     judgement = judged[0]["judgement"]
     estimate = judgement["estimate"]
     is_valid = bool(estimate["valid"])
@@ -369,7 +364,23 @@ def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> F
         estimate=(estimate["value"], estimate["low"], estimate["high"]) if is_valid else None,
         is_estimate_valid=is_valid,
         quality=known,
+        num_joined=num_joined,
     )
+
+
+def _describe_last(window: dict[str, Any] | None) -> dict[str, Any]:
+    """The last window that was judged."""
+    if window is None:
+        return {"verdict": None, "features": [], "estimate": None}
+    features = window["judgement"]["features"]
+    return {
+        "verdict": "drifted" if window["drifted"] else "clean",
+        "opened": window["opened"],
+        "closed": window["closed"],
+        "rows": window["rows"],
+        "features": [one | {"test": one["statistic"], "statistic": abs(one["value"])} for one in features],  # of `test`
+        "estimate": window["judgement"]["estimate"],
+    }
 
 
 def _brief(window: dict[str, Any]) -> dict[str, Any]:
@@ -390,11 +401,12 @@ def _state(model: WatchedModel) -> str:
 
 
 def _describe_feedback(model: WatchedModel, history: list[dict[str, Any]], quality: dict[str, Any] | None) -> dict[str, Any]:
-    judged = [window for window in history if window["drifted"] is not None]
+    judged = _judged(history)
     return {
         "state": "measured" if quality else "no truths yet",
         "model_version": model.version,
+        "joined": next((metric["rows"] for metric in (quality or {}).values()), 0),
         "of_the_last": NUM_JUDGED,
-        "metrics": quality or {},
+        "quality": quality or {},
         "estimate": judged[0]["judgement"]["estimate"] if judged else None,
     }

@@ -88,6 +88,27 @@ def documented_metrics() -> set[str]:
     return set(re.findall(r"^\| `(slipway_\w+)`", (ROOT / "docs/serving.md").read_text(), re.MULTILINE))
 
 
+def documented_labels() -> dict[str, set[str]]:
+    """Each metric's labels in the table of docs/serving.md, where they are named one by one."""
+    rows = re.findall(r"^\| `(slipway_\w+)` \| ([^|]*) \|", (ROOT / "docs/serving.md").read_text(), re.MULTILINE)
+    return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows if "`" in labels or not labels.strip()}
+
+
+def unknown_labels(known: dict[str, set[str]]) -> dict[str, set[str]]:
+    """By place: "metric: label" of selectors and groupings by labels that a metric does not have."""
+    found: dict[str, set[str]] = {}
+    for place, query in queries().items():
+        asked = [(name, re.findall(r"(\w+)\s*(?:=~?|![=~])", selector)) for name, selector in re.findall(r"(\w+)\{([^}]*)\}", query)]
+        grouped = re.findall(r"by \(([^()]*)\) \((?:rate|increase)\((\w+)", query)
+        asked += [(name, re.findall(r"\w+", labels)) for labels, name in grouped]
+        for name, labels in asked:
+            base = base_name(name, set(known))
+            if base in known:
+                wrong = set(labels) - known[base] - {"job", "instance", "le"}
+                found.setdefault(place, set()).update(f"{base}: {label}" for label in wrong)
+    return {place: labels for place, labels in found.items() if labels}
+
+
 def unknown_names(known: set[str]) -> dict[str, set[str]]:
     """By place: names in queries that are neither in `known`, nor recorded, nor Prometheus' own."""
     own = set(recorded()) | PROMETHEUS_OWN

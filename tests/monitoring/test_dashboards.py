@@ -11,9 +11,11 @@ from tests.monitoring.queries import (
     MONITORING,
     dashboard_queries,
     dashboards,
+    documented_labels,
     documented_metrics,
     metric_names,
     queries,
+    unknown_labels,
     unknown_names,
 )
 from tests.monitoring.test_rules import needs_promtool, promtool
@@ -39,6 +41,22 @@ def test_a_metric_that_does_not_exist_would_be_seen() -> None:
     without = documented_metrics() - {"slipway_ready", "slipway_predict_seconds"}
     assert "SlipwayNotReady" in unknown_names(without)
     assert any("slipway_predict_seconds_bucket" in names for names in unknown_names(without).values())
+
+
+def test_every_label_in_rules_and_dashboards_is_one_of_its_metric() -> None:
+    """A selector for a label that a metric lacks would find nothing, without an error."""
+    assert unknown_labels(documented_labels()) == {}
+
+
+def test_a_label_that_does_not_exist_would_be_seen() -> None:
+    known = documented_labels()
+    without = known | {"slipway_errors_total": set(), "slipway_swaps_total": {"result"}, "slipway_classes_total": set()}
+    assert unknown_labels(without).keys() >= {
+        "SlipwayFaults",
+        "SlipwayRolledBack",
+        "model.json: Classes A",
+        "service.json: Errors by code A",
+    }
 
 
 @needs_promtool

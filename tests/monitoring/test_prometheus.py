@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from serving.gpu_metrics import GAUGES
+from serving.keys import digest_of, make_key
 from tests.monitoring.prometheus import Prometheus, watching
 from tests.monitoring.queries import MONITORING, base_name, metric_names, queries, recorded, rule_groups, unknown_names
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.server import Server, running
+from tests.serving.server import Server, free_port, running
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,6 +117,21 @@ def test_alerts_fire_while_the_service_is_not_ready_or_gone_and_resolve_when_it_
             mended.wait()
             prometheus.watch(address(mended))
             prometheus.wait_until("none fires", lambda: prometheus.firing() == set() and prometheus.value("slipway_ready") == 1)
+
+
+def test_with_a_key_prometheus_scrapes_the_operators_port_and_without_it_it_is_told_that_it_cannot(tmp_path: Path) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    key, port = make_key(), free_port()
+    (tmp_path / "keys").write_text(f"prometheus:operator:{digest_of(key.encode()).hex()}\n")
+    (tmp_path / "key").write_text(key)
+    with running(tmp_path, keys=tmp_path / "keys", admin_port=port) as server:
+        server.wait()
+        assert httpx.get(server.url + "/metrics", headers={"authorization": f"Bearer {key}"}).status_code == 404  # not on this port
+        configuration = MONITORING / "prometheus.secured.yml"
+        with watching(tmp_path / "run", configuration, f"127.0.0.1:{port}", tmp_path / "key") as prometheus:
+            prometheus.wait_until("it is scraped", lambda: prometheus.value("slipway_ready") == 1)
+            (tmp_path / "key").write_text(make_key())
+            prometheus.wait_until("SlipwayDown fires", lambda: prometheus.firing() == {"SlipwayDown"})
 
 
 def address(server: Server) -> str:

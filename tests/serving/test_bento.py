@@ -270,6 +270,7 @@ def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Pat
     if "Read-only file system" not in tried.stderr:  # the twin as well: it may not write there
         pytest.skip(f"no read-only mounts here: {tried.stderr.strip()}")
     serves(bento(built), built, Path(sys.executable), under=under, **variables)
+    assert "Read-only file system" not in (built / "served.log").read_text()
     assert list(writable["SLIPWAY_STATE"].iterdir()) == []  # it was the namespace's
 
 

@@ -62,7 +62,7 @@ def remembered(inference: Inference) -> int:
 
 
 def quality(inference: Inference) -> dict[str, Any]:
-    metrics: dict[str, Any] = inference.parts["feedback"]().get("metrics", {})
+    metrics: dict[str, Any] = inference.parts["feedback"]().get("quality", {})
     return metrics
 
 
@@ -80,7 +80,8 @@ def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_
         assert told.status_code == 200
         assert told.json()["duplicate"] is True
         await until(lambda: metric(inference, 'slipway_true_quality{metric="accuracy"}') == 1)
-        assert quality(inference)["accuracy"]["rows"] == 1
+        assert quality(inference)["accuracy"]["rows"] == inference.parts["feedback"]()["joined"] == 1
+        assert metric(inference, "slipway_true_quality_rows") == 1
         assert (counted(inference, "joined"), counted(inference, "duplicate")) == (1, 1)
 
     run(settings, work)

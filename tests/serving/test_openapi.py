@@ -215,3 +215,13 @@ def test_the_page_escapes_what_a_bundle_says() -> None:
     assert label not in page
     assert page.count("&lt;script&gt;") >= 3
     assert "curl -H &quot;authorization: Bearer $KEY&quot;" in page
+
+
+def test_the_page_of_the_second_port_sends_callers_to_the_main_one() -> None:
+    words = always(Operation("What is said."))
+    document = openapi(
+        {"/ask": Route(READING, nothing, "caller", words), "/run": Route(READING, nothing, "operator", words)}, None, None, False
+    )
+    page = render_docs(document, "127.0.0.1:3001", "HOST:PORT").decode()
+    assert "curl http://HOST:PORT/ask" in page
+    assert "curl http://127.0.0.1:3001/run" in page

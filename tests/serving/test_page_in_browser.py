@@ -1,6 +1,7 @@
 """The page in a real browser, against a real service: what a reader does and sees."""
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -70,6 +71,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+async def joined(server: Server) -> None:
+    """Until one truth was told and joined to its answer, which may be written down seconds after it."""
+    for _ in range(60):
+        if 'slipway_feedback_total{outcome="joined"} 1.0' in httpx.get(server.url + "/metrics").text:
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError("the truth was not joined in 30 s")
+
+
 def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> None:
     (path,) = save_pictures(tmp_path, 1)
 
@@ -88,7 +98,10 @@ def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> 
         assert version in facts
         assert version in await tab.text("#state")
         assert version in await tab.text("#model-content")
-        assert await tab.run("document.querySelector('.feedback')") is None  # nobody takes it here
+        await tab.run("document.querySelector('.feedback button').click()")  # right
+        await tab.wait_for("document.querySelector('#answers').innerText.includes('Thank you')")
+        await tab.wait_for("!document.querySelector('.feedback')")
+        await joined(server)
 
     browse(tmp_path, images, work)
 
@@ -194,6 +207,36 @@ def test_the_keyboard_reaches_everything_in_order(tmp_path: Path, images: Server
         assert await tab.run("document.activeElement.dataset.language") == "zh"  # still there
 
     browse(tmp_path, images, work)
+
+
+def test_a_key_is_asked_for_kept_in_the_tab_and_sent(tmp_path: Path) -> None:
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
+    (path,) = save_pictures(tmp_path, 1)
+    key, keys = "planted-key-of-a-caller", tmp_path / "keys"
+    keys.write_text(f"reader:caller:{hashlib.sha256(key.encode()).hexdigest()}\n")
+    keys.chmod(0o600)
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for("document.getElementById('state').dataset.state === 'no_key'")
+        for given, state in (("wrong", "no_key"), (key, "ready")):
+            await tab.run(f"document.getElementById('key-value').value = {given!r}")
+            await tab.run("document.getElementById('key').requestSubmit()")
+            await tab.wait_for(f"document.getElementById('state').dataset.state === {state!r}")
+            if given != key:
+                await tab.wait_for("document.getElementById('key-problem').innerText.includes('This key is not known')")
+        assert await tab.run("document.getElementById('key').hidden")
+        await tab.choose_files("#pictures", path)
+        await tab.wait_for("document.querySelectorAll('.pixels').length === 2")
+        assert (await tab.text(".headline")).split()[0] == label_of(path)
+        assert "authorization: Bearer $SLIPWAY_KEY" in await tab.text("#command")
+        assert key not in await tab.run("document.documentElement.outerHTML + JSON.stringify(localStorage)")
+        assert all("401" in complaint for complaint in tab.complaints)
+        tab.complaints.clear()  # the browser's own lines for a 401
+
+    with running(tmp_path, keys=keys) as server:
+        server.wait()
+        browse(tmp_path, server, work)
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from serving.inference import Inference
 from serving.payload import Payload
 from serving.rollout import commands
+from serving.rollout.__main__ import main
 from serving.rollout.canary import is_chosen
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.rehearsal import rehearse
@@ -501,6 +503,83 @@ def test_a_model_that_ends_the_process_that_loads_it_is_refused_with_the_signal(
 
 
 @pytest.mark.usefixtures("unrehearsed")
+def test_what_is_typed_is_what_is_proposed(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("serving.rollout.__main__.read_settings", make_settings)
+    proposed: list[dict[str, Any]] = []
+    propose_it = commands.propose
+
+    def propose(*arguments: Any, **options: Any) -> Any:
+        proposed.append(options)
+        return propose_it(*arguments, **options)
+
+    monkeypatch.setattr(commands, "propose", propose)
+    main(["deploy", str(bundle), "--allow-metric-loss", "any", "--allow-other-contract"])
+    assert capsys.readouterr().out == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it\n"
+    assert proposed[0]["allowed"] == Allowed(metric_loss=None, other_contract=True)
+    typed = ["--steps", "2.5,50", "--hold-seconds", "0", "--hold-requests", "7", "--slow-ms", "20", "--allow-disagreement", "0.2"]
+    for arguments, reason in [
+        (["canary", str(bundle), *typed], "no worker follows"),
+        (["promote"], "there is no candidate"),
+        (["deploy", str(certified / "nothing")], "is not a bundle"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 1
+        assert reason in capsys.readouterr().err
+    assert proposed[1]["plan"] == Plan(steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02)
+    assert proposed[1]["allowed"].disagreement == 0.2
+    with pytest.raises(SystemExit):
+        main(["canary", str(bundle), "--steps", "0,50"])
+    capsys.readouterr()
+    main(["status"])
+    assert json.loads(capsys.readouterr().out)["stable"] == load_bundle(bundle).version
+
+
+async def told(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> int:
+    """How many of these requests' truths were joined; they are told again until all of them are written down."""
+    truths = [{"request_id": one, "truth": LABELS[LABELS.index(label) - wrong]} for one, label in answers]
+    joined: set[str] = set()
+    for _ in range(100):
+        response = await client.post("/feedback", json={"feedback": truths}, headers={"content-type": "application/json"})
+        joined |= {truth["request_id"] for truth, heard in zip(truths, response.json()["feedback"], strict=True) if heard["joined"]}
+        if len(joined) == len(truths):
+            break
+        await asyncio.sleep(0.1)
+    return len(joined)
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_settings: MakeSettings) -> None:
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    versions = [load_bundle(path).version for path in (make_settings().bundle, bundle)]
+
+    async def work(client: Any, inference: Inference) -> None:
+        await propose(inference, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
+        await settle(inference, lambda: inference.canary is not None and inference.canary.share > 0)
+        asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
+        while len(asked[versions[1]]) < 20:
+            answer = (await client.post("/predict", content=PICTURES[0])).json()
+            asked[answer["model_version"]].append((answer["request_id"], answer["label"]))
+        assert len(asked[versions[0]]) > 40
+        last = (await client.post("/predict", content=PICTURES[0])).json()
+        await told(client, [(last["request_id"], last["label"])], wrong=False)  # all that was before is written down, too
+        inference.rollout.note_wrong("of a third model")
+        assert await told(client, asked[versions[0]][:40], wrong=True) == 40  # only the candidate's own errors bring it back
+        await asyncio.sleep(1.5)
+        assert inference.canary is not None
+        assert await told(client, asked[versions[1]], wrong=True) == 20
+        await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
+        assert last_event(inference)[1].startswith("by feedback its answers are wrong more often than the stable model's: ")
+        assert re.search(r": (1[0-9]|20) of \d+ of its requests, 40 of", last_event(inference)[1])
+
+    run(make_settings(), work)
+
+
+@pytest.mark.usefixtures("unrehearsed")
 def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings()
     bundle = write_candidate(certified / "new", scaled_classifier(2))
@@ -562,6 +641,24 @@ def test_a_service_does_not_start_on_another_model_than_was_rolled_out(make_sett
         assert (await client.get("/readyz")).status_code == 200
 
     run(settings, work)
+
+
+def test_what_dead_workers_said_is_forgotten(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+
+    async def nothing(client: Any, inference: Inference) -> None:
+        (own,) = (settings.state / "rollout.d").glob("*.json")
+        report = json.loads(own.read_bytes())
+        assert (report["process"], report["stopped"]) == (os.getpid(), False)
+
+    run(settings, nothing)
+    (own,) = (settings.state / "rollout.d").glob("*.json")
+    left = json.loads(own.read_bytes())
+    assert left["stopped"]
+    dead = own.with_name(f"{os.getpid()}-1.json")  # an earlier process of this number
+    dead.write_text(json.dumps(left | {"started": 1, "stopped": False}))
+    run(settings, nothing)
+    assert not dead.exists()
 
 
 def test_verify_is_not_led_astray_by_what_is_rolled_out(make_settings: MakeSettings) -> None:

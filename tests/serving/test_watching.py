@@ -20,15 +20,19 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from serving.inference import Inference
+from serving.model import AnsweredRow
 from serving.observing import Answered
 from serving.payload import Payload
+from serving.watching import models as watched_models
 from serving.watching import watcher as watching
 from serving.watching.allowance import Allowance
 from serving.watching.metrics import MAX_CLASSES, PARTS, WatchingMetrics
 from serving.watching.models import WatchedModel
 from serving.watching.store import Store
 from serving.watching.watcher import Watcher
-from slipway.bundle import SCORE_NAME, load_bundle
+from slipway.bundle import LoadedBundle, load_bundle
+from slipway.drift.reference import Reference, read_reference
+from slipway.errors import BundleError
 from slipway.watched import DATABASE
 from tests.serving.bundles import certify, picture, table_row
 from tests.serving.conftest import MakeSettings
@@ -138,7 +142,7 @@ def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make
         await send(client, pictures(5, 300))
         await until(lambda: windows(inference, "clean") >= 1)
         assert windows(inference, "drifted") == 0
-        await until(lambda: status(inference)["alarm"] is False)
+        await until(lambda: status(inference)["verdict"] == "clean")
         assert metric(inference, "slipway_drift_alarm") == 0
         assert metric(inference, "slipway_estimate_valid") == 1
         low, value, high = (metric(inference, f"slipway_estimated_quality{end}") for end in ("_low", "", "_high"))
@@ -146,10 +150,9 @@ def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make
 
         await send(client, pictures(6, 600, shift=60))
         await until(lambda: windows(inference, "drifted") >= 1)
-        await until(lambda: status(inference)["alarm"] is True)
+        await until(lambda: status(inference)["verdict"] == "drifted")
         assert metric(inference, "slipway_drift_alarm") == 1
-        last = status(inference)["last"]
-        drifted = {feature["name"] for feature in last["judgement"]["features"] if feature["drifted"]}
+        drifted = {feature["name"] for feature in status(inference)["features"] if feature["drifted"]}
         assert {"brightness", "outlier_score"} <= drifted
         strength = metric(inference, 'slipway_drift_statistic{feature="brightness"}')
         assert strength > metric(inference, 'slipway_drift_threshold{feature="brightness"}') > 0
@@ -188,7 +191,7 @@ def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(make_watched
         assert windows(inference, "clean") == 0
         await send(client, pictures(7, 60))
         await until(lambda: windows(inference, "clean") == 1)  # of all 120: what was too small went on
-        assert status(inference)["last"]["rows"] == 120 or rows_in(inference.settings.state) == 120
+        assert rows_in(inference.settings.state) == 120
 
     run(make_watched(window_minutes=0.01), work)
 
@@ -235,17 +238,16 @@ def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered
 
         async def work(client: httpx.AsyncClient, inference: Inference) -> None:
             await send(client, pictures(5, 5))
-            assert inference.parts == {}
+            assert not {"drift", "feedback"} & set(inference.parts)
 
         run(settings, work)
-        assert not settings.state.exists()
+        assert not (settings.state / DATABASE).exists()
 
 
 @pytest.mark.parametrize(
     ("owner", "method", "part"),
     [
         (Watcher, "_gather", "collect"),
-        (WatchedModel, "read_reference", "features"),
         (Watcher, "_add", "features"),
         (Store, "merge", "state"),
         (Watcher, "_measure", "quality"),
@@ -275,6 +277,32 @@ def test_whatever_raises_costs_no_request_is_counted_and_recovers(
 
     run(make_watched(), work)
     assert rows_in(make_watched().state) >= 20
+
+
+def test_a_reference_that_cannot_be_read_costs_no_request_and_is_tried_again(
+    make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = read_reference
+    fails = [True]
+
+    def sometimes(bundle: LoadedBundle, variant: str) -> Reference | None:
+        if fails:
+            raise BundleError("planted")
+        return read(bundle, variant)
+
+    monkeypatch.setattr(watched_models, "read_reference", sometimes)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 20))
+        await until(lambda: errors(inference, "features") > 0)
+        await until(lambda: "tried again" in status(inference)["state"])
+        await until(lambda: metric(inference, "slipway_confidence_count") == 20)  # what needs no reference is counted
+        fails.clear()
+        await until(lambda: status(inference)["state"] == "watching")
+        await send(client, pictures(6, 20))
+        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 20)
+
+    run(make_watched(), work)
 
 
 def test_a_window_that_cannot_be_judged_is_counted_and_the_next_begins(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,9 +347,9 @@ def answered(certified: Path, number: int) -> Answered:
     """A request that was answered."""
     bundle = load_bundle(certified / "bundle")
     row = pixels(number, 1)
-    outputs = {"probabilities": [np.array([0.2, 0.5, 0.3], np.float32)], SCORE_NAME: [np.array(0.4, np.float32)]}
-    answers = [{"label": "grey", "is_outlier": False}]
-    return Answered(f"id-{number}", Payload("images", (b"",)), False, row, bundle, EXECUTION, outputs, answers)
+    answers = [{"label": "grey", "probabilities": {"dark": 0.2, "grey": 0.5, "bright": 0.3}, "is_outlier": False}]
+    rows = [AnsweredRow(np.array([0.2, 0.5, 0.3], np.float32), np.float32(0.4), answers[0])]
+    return Answered(f"id-{number}", Payload("images", (b"",)), False, row, bundle, EXECUTION, rows, answers)
 
 
 def test_the_processor_time_is_bounded_by_thinning_out(
