@@ -107,7 +107,8 @@ def test_a_lasting_overload_leaves_throughput_and_waiting_as_they_were(slow: Ser
 def test_a_model_quicker_than_its_callers_answers_all_it_can_and_resets_nothing(tmp_path: Path) -> None:
     """Here reading requests is the limit, not the model: the callers themselves wait in their connections."""
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
-    with running(tmp_path) as server:
+    # Of a connection above the limit the kernel may drop the 503, since it is closed before its request was read.
+    with running(tmp_path, max_connections=8000) as server:
         server.wait()
         peak = len(run(closed_loop(server.url, image, 32, seconds=1)))
         overload = load(server.url, 4 * peak, 3)
