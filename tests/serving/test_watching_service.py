@@ -105,7 +105,7 @@ def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path
         all_are_answered(server, 400)
         until(lambda: rows_in(database) == 400)
         assert counted(server, 'slipway_watched_rows_total{outcome="watched"}') == 400
-        assert counted(server, 'slipway_drift_windows_total{verdict="clean"}') == 1
+        until(lambda: counted(server, 'slipway_drift_windows_total{verdict="clean"}') == 1)
 
         answered = 0
         for number in range(150):
@@ -124,7 +124,8 @@ def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path
         until(lambda: rows_in(database) == before + 100)
         truths = [{"request_id": name, "truth": label} for name, label in zip(names, labels, strict=True)]
         told = CLIENT.post(server.url + "/feedback", json={"feedback": truths})
-        assert (told.status_code, {one["joined"] for one in told.json()["feedback"]}) == (200, {True})
+        assert told.status_code in (200, 202)  # the other worker may hold the last predictions still
+        until(lambda: counted(server, 'slipway_feedback_total{outcome="joined"}') == 100)
         until(lambda: counted(server, 'slipway_true_quality{metric="accuracy"}') == 1)
     assert len(list(read_truths(tmp_path / "state"))) == 100
     with closing(sqlite3.connect(database)) as connection:
