@@ -8,7 +8,7 @@ from elsewhere where nobody has allowed them (serving/binding.py).
 import asyncio
 import functools
 import secrets
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -19,6 +19,8 @@ from serving.inference import Inference
 from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
 
 MAX_HEADER_BYTES = 64 << 10  # of one request, with its path; as uvicorn's other protocol has it
+LINGER_S = 1.0  # for a refused caller to read why: a few round trips of a slow line
+MOST_LINGERING = 64  # of a worker: a flood of connections is not to take more descriptors than these
 
 
 def limit_connections(inference: Inference) -> None:
@@ -28,6 +30,8 @@ def limit_connections(inference: Inference) -> None:
 
 class Connection(HttpToolsProtocol):
     """One connection of a caller."""
+
+    _lingering: ClassVar[set["Connection"]] = set()  # refused, of this process
 
     def __init__(self, inference: Inference, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -56,10 +60,13 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadline."""
         self._arrived()
+        self._lingering.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse, with an eye on callers that never go on, and on headers, chunk sizes and trailers that never end."""
+        if self in self._lingering:
+            return  # it was refused; read, so that the kernel resets nothing, and forgotten
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._wait(1)
         self._went_on = False
@@ -142,7 +149,27 @@ class Connection(HttpToolsProtocol):
         self._inference.monitoring.answered("other", response.status)
         lines = [b"%s: %s\r\n" % header for header in [*encoded_headers(response, request_id), (b"connection", b"close")]]
         self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
-        self.transport.close()
+        self._close_when_read()
+
+    def _close_when_read(self) -> None:
+        """End the connection once the caller has ended it, or after `LINGER_S`.
+
+        To close at once while bytes of the caller are unread, or on their way, resets the connection, and the caller may lose an answer
+        that it has not read yet (RFC 9112, section 9.6). So only our side of it ends now.
+        """
+        self._arrived()
+        answers_wait = bool(self.pipeline)  # to requests that were sent before: they cannot be written any more
+        if self.transport.is_closing() or answers_wait or len(self._lingering) >= MOST_LINGERING:
+            self.transport.close()
+            return
+        self._lingering.add(self)
+        self.connections.discard(self)  # it holds no place of those that are served
+        if self.cycle is not None and not self.cycle.response_complete:  # its answer comes too late, too
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 def _headers_too_large() -> Refusal:

@@ -149,6 +149,9 @@ class Keeper:
 def open_keeper(settings: Settings, count: Count) -> Keeper | None:
     """The keeper that the settings ask for; None where nothing is kept."""
     if settings.keep_directory is None:
+        idle = sorted(f"SLIPWAY_{name.upper()}" for name in settings.model_fields_set & {"keep_share", "keep_bytes", "keep_days"})
+        if idle:
+            logger.warning("nothing is kept: %s without SLIPWAY_KEEP_DIRECTORY", ", ".join(idle))
         return None
     max_age_s = settings.keep_days * _DAY_S or None
     folder = KeptFolder(settings.keep_directory, settings.keep_bytes, settings.workers, max_age_s)

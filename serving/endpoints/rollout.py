@@ -71,19 +71,19 @@ def routes(inference: Inference) -> Routes:
 
 def _wanted(body: bytes) -> Proposal | Order:
     if may_exceed(body, _MAX_VALUES):
-        raise Refusal("rollout_invalid", f"the JSON holds more than {_MAX_VALUES} values; see docs/serving.md for what is expected")
+        raise Refusal("rollout_invalid", f"the JSON holds more than {_MAX_VALUES} values; see docs/rollout.md for what is expected")
     content: Any = parse(body)
     command = content.get("command") if isinstance(content, dict) else None
     wanted: type[Proposal | Order] | None = Proposal if command in _PROPOSING else Order if command in _ORDERS else None
     if wanted is None:
         known = ", ".join((*_PROPOSING, *_ORDERS))
-        raise Refusal("rollout_invalid", f'expected {{"command": ...}} with one of {known}; see docs/serving.md', field="command")
+        raise Refusal("rollout_invalid", f'expected {{"command": ...}} with one of {known}; see docs/rollout.md', field="command")
     try:
         return wanted.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise Refusal("rollout_invalid", f"{where}: {first['msg']}; see docs/serving.md for what {command} takes", field=where) from None
+        raise Refusal("rollout_invalid", f"{where}: {first['msg']}; see docs/rollout.md for what {command} takes", field=where) from None
 
 
 def _order(inference: Inference, wanted: Proposal | Order) -> None:

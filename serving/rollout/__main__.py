@@ -1,4 +1,4 @@
-"""`python -m serving.rollout COMMAND`: puts another model in front of the callers, or takes it back. See docs/serving.md.
+"""`python -m serving.rollout COMMAND`: puts another model in front of the callers, or takes it back. See docs/rollout.md.
 
 It works on SLIPWAY_STATE, which has to be the service's, and waits until the workers have done what was asked.
 """
@@ -89,7 +89,7 @@ def _percentages(text: str) -> tuple[float, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m serving.rollout", description="Another model, under load. See docs/serving.md.")
+    parser = argparse.ArgumentParser(prog="python -m serving.rollout", description="Another model, under load. See docs/rollout.md.")
     parser.add_argument("--wait", type=float, default=120.0, metavar="SECONDS", help="for the workers")
     shown = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     proposing = argparse.ArgumentParser(add_help=False)

@@ -56,7 +56,7 @@ def commands(state: Path, kept: Path) -> list[str]:
 def _next_data_set(state: Path, kept: Path | None) -> str:
     if kept is None:
         return (
-            "The requests themselves were not kept, so they cannot become data: set `SLIPWAY_KEEP_DIRECTORY` (docs/serving.md), tell the "
+            "The requests themselves were not kept, so they cannot become data: set `SLIPWAY_KEEP_DIRECTORY` (docs/watching.md), tell the "
             "truths to `POST /feedback` as they become known, and collect both with `python -m slipway.collect`."
         )
     lines = "\n".join(commands(state, kept))

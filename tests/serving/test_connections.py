@@ -7,13 +7,14 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from serving.connections import MAX_HEADER_BYTES
+from serving.connections import LINGER_S, MAX_HEADER_BYTES, MOST_LINGERING
 from serving.responses import ERRORS
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, running
@@ -168,6 +169,57 @@ def test_one_connection_too_many_is_refused_and_those_before_it_are_not(server: 
         connection.close()
     time.sleep(0.1)
     assert httpx.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
+
+
+@contextmanager
+def full(server: Server) -> Iterator[None]:
+    """As many connections as are allowed."""
+    with ExitStack() as crowd:
+        for _ in range(MAX_CONNECTIONS):
+            crowd.enter_context(connect(server))
+        time.sleep(0.1)
+        yield
+
+
+def seconds_until_reset(connection: socket.socket) -> float:
+    """How long the other side still takes what is sent; TimeoutError if that does not end."""
+    started = time.monotonic()
+    while time.monotonic() - started < 30:
+        try:
+            connection.sendall(b"x")
+        except ConnectionError:
+            return time.monotonic() - started
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def test_a_refused_caller_that_is_still_sending_reads_why(server: Server) -> None:
+    """A connection that is closed while bytes are unread is reset, and what was answered is lost with it."""
+    with full(server), connect(server) as late:
+        for piece in [b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 1000000\r\n\r\n", *[bytes(250_000)] * 4]:
+            late.sendall(piece)
+            time.sleep(0.05)
+        assert error_in(late.makefile("rb").read())["code"] == "too_many_connections"
+
+
+def test_a_refused_caller_that_never_goes_is_cut(server: Server) -> None:
+    with full(server), connect(server) as late:
+        assert error_in(rest_of(late))["code"] == "too_many_connections"
+        assert LINGER_S / 2 < seconds_until_reset(late) < 10 * LINGER_S
+
+
+def test_refused_callers_that_stay_are_not_counted_but_few_stay(server: Server) -> None:
+    descriptors = Path(f"/proc/{server.worker()}/fd")
+    before = len(list(descriptors.iterdir()))
+    with ExitStack() as refused:
+        with full(server):
+            for _ in range(2 * MOST_LINGERING):
+                refused.enter_context(connect(server))
+            time.sleep(0.2)
+            during = len(list(descriptors.iterdir()))
+        time.sleep(0.1)
+        assert httpx.get(server.url + "/readyz").status_code == 200
+    assert during <= before + MAX_CONNECTIONS + MOST_LINGERING
 
 
 def test_they_are_counted(server: Server) -> None:

@@ -53,6 +53,16 @@ def test_nothing_is_kept_unless_it_is_asked_for(make_settings: MakeSettings, tmp
     assert {path for path in tmp_path.rglob("*") if tmp_path / "state" not in (path, *path.parents)} == before  # a rollout's is there
 
 
+def test_a_bound_without_a_directory_is_said_once(make_settings: MakeSettings, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever set it believes that something is kept."""
+    keeping.open_keeper(make_settings(), lambda _outcome, _count: None)
+    assert not caplog.records
+    keeping.open_keeper(make_settings(keep_share=0.5, keep_days=3), lambda _outcome, _count: None)
+    assert [record.message for record in caplog.records] == [
+        "nothing is kept: SLIPWAY_KEEP_DAYS, SLIPWAY_KEEP_SHARE without SLIPWAY_KEEP_DIRECTORY"
+    ]
+
+
 def test_an_answered_image_is_kept_with_what_the_model_took_and_answered(make_settings: MakeSettings, tmp_path: Path) -> None:
     payload = picture(3, (20, 12))
     answers: list[Any] = []
