@@ -42,12 +42,14 @@ function aboutTile(card) {
 function metricsTile({ metrics }) {
   const rows = Object.entries(metrics).map(([name, metric]) => [known(`metric.${name}`, name), number(metric.value), `${number(metric.low)} – ${number(metric.high)}`, number(metric.rows)]);
   const confidence = Object.values(metrics)[0]?.confidence;
-  return tile(t("model.metrics"), table([t("model.metric"), t("model.value"), t("model.interval", { confidence: percent(confidence, 0) }), t("model.rows")], rows));
+  const made = tile(t("model.metrics"), table([t("model.metric"), t("model.value"), t("model.interval", { confidence: percent(confidence, 0) }), t("model.rows")], rows));
+  made.classList.add("double"); // four columns, of which none is to be cut
+  return made;
 }
 
 function executionTile({ execution, canary, rebuild }) {
   const { requested, actual, why, passed_over: passedOver } = execution;
-  return tile(
+  return wide(
     t("model.execution"),
     pairs([
       [t("model.requested"), `${requested.provider} / ${requested.variant}`],

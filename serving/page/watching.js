@@ -17,9 +17,9 @@ const moment = (seconds) => new Date(seconds * 1000).toLocaleString(document.doc
 export function driftTile(drift) {
   if (!drift) return null;
   if (drift.failed) return tile(t("drift.title"), html("p", { class: "problem" }, t("live.unreadable")));
-  const { last, open_window: open, windows = [] } = drift;
-  if (!last) return tile(t("drift.title"), html("p", {}, STATES[drift.state] ? t(STATES[drift.state]) : drift.state), openWindow(drift, open));
-  const features = last.judgement.features.slice(0, MOST_FEATURES);
+  const { open_window: open, windows = [] } = drift;
+  if (!drift.verdict) return tile(t("drift.title"), html("p", {}, STATES[drift.state] ? t(STATES[drift.state]) : drift.state), openWindow(drift, open));
+  const features = drift.features.slice(0, MOST_FEATURES);
   const rows = features.map((feature) =>
     html(
       "tr",
@@ -33,7 +33,7 @@ export function driftTile(drift) {
   const series = [{ name: t("drift.strongest"), values: strengths, kind: "one" }, { name: t("drift.limit"), values: strengths.map(() => 1), kind: "bad" }];
   return tile(
     t("drift.title"),
-    html("p", { class: last.drifted ? "problem" : "" }, t(last.drifted ? "drift.drifted" : "drift.clean", { rows: number(last.rows), when: moment(last.closed) })),
+    html("p", { class: drift.verdict === "drifted" ? "problem" : "" }, t(`drift.${drift.verdict}`, { rows: number(drift.rows), when: moment(drift.closed) })),
     html("table", { class: "bars" }, html("tbody", {}, rows)),
     html("p", { class: "soft small" }, t("drift.hint")),
     strengths.length > 1 ? lines(series, MOST_WINDOWS, t("drift.windows"), (value) => number(value, 2)) : null,
@@ -50,8 +50,8 @@ function openWindow(drift, open) {
 /** What is estimated without labels, and what feedback has shown, beside the test split. */
 export function qualityTile({ drift, feedback }) {
   if (!feedback || feedback.failed) return null;
-  const estimate = drift?.last?.judgement?.estimate;
-  const measured = Object.entries(feedback.metrics ?? {});
+  const estimate = drift?.estimate;
+  const measured = Object.entries(feedback.quality ?? {});
   return tile(
     t("quality.title"),
     pairs([

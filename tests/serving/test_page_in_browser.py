@@ -13,6 +13,7 @@ from slipway.preprocess import array_from_bytes
 from tests.serving.browser import Tab, browsing, command
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, certify, picture, probabilities, row_classifier, row_sum, write_bundle
 from tests.serving.server import Server, running
+from tests.serving.watched import pictures, watched_bundle
 
 pytestmark = [
     pytest.mark.slow,
@@ -104,6 +105,30 @@ def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> 
         await joined(server)
 
     browse(tmp_path, images, work)
+
+
+def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
+    watched_bundle(tmp_path)
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        await tab.wait_for("document.querySelector('#live-content').innerText.includes('No window has closed yet')")
+        await tab.wait_for("document.querySelector('#live-content').innerText.includes('No feedback yet')")
+        for image in pictures(6, 450, shift=60):
+            answer = httpx.post(server.url + "/predict", content=image, headers={"content-type": "image/png"}).json()
+        truth = {"request_id": answer["request_id"], "truth": answer["label"]}
+        assert httpx.post(server.url + "/feedback", json=truth).status_code in (200, 202)
+        await tab.wait_for("document.querySelector('#live-content').innerText.includes('is unlike the validation rows')")
+        await tab.wait_for("document.querySelector('#live-content').innerText.includes('By feedback: accuracy, 1 rows')")
+        drift = httpx.get(server.url + "/status").json()["drift"]
+        shown = await tab.run("[...document.querySelectorAll('#live-content .bars tr')].length")
+        assert shown == min(10, len(drift["features"]))
+        assert drift["proposal"] in await tab.text("#live-content")
+
+    with running(tmp_path, window_rows=200) as server:
+        server.wait()
+        browse(tmp_path, server, work)
 
 
 def test_several_pictures_are_answered_each_and_a_bad_one_says_why(tmp_path: Path, images: Server) -> None:
