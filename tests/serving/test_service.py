@@ -90,6 +90,22 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
     assert raw["label"] in LABELS
 
 
+def test_bentomls_own_client_sends_several_images(server: Server, tmp_path: Path) -> None:
+    images = [picture(6), picture(7)]
+    for name, image in zip(("first.png", "second.png"), images, strict=True):
+        (tmp_path / name).write_bytes(image)
+    script = f"""
+import json, pathlib, bentoml
+with bentoml.SyncHTTPClient({server.url!r}) as client:
+    print(json.dumps(client.predict(image=[pathlib.Path("first.png"), pathlib.Path("second.png")])))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    alone = [httpx.post(server.url + "/predict", content=image, headers=PNG).json() for image in images]
+    for found, expected in zip(json.loads(done.stdout)["predictions"], alone, strict=True):
+        assert found["label"] == expected["label"]
+        assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
+
+
 def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, folder: Path) -> None:
     """What another service would get through `bentoml.depends`."""
     script = f"""
