@@ -7,18 +7,20 @@ from elsewhere where nobody has allowed them (serving/binding.py).
 
 import asyncio
 import functools
+import logging
 import secrets
 from typing import Any
 
 from uvicorn.config import HTTP_PROTOCOLS
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from serving.binding import is_guarded, is_loopback
 from serving.framing import MAX_HEADERS, MAX_URL_BYTES, require_clear_framing
 from serving.inference import Inference
-from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
+from serving.responses import RETRY_AFTER, Refusal, Response, encoded_headers, error_response, head_lines
 
 MAX_HEADER_BYTES = 64 << 10  # of one request, with its path; as uvicorn's other protocol has it
+AT_ONCE = "slipway.at_once"  # among the scope's extensions: `answer_at_once` of its request
 
 
 def limit_connections(inference: Inference) -> None:
@@ -92,8 +94,12 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._wait(2)
         super().on_headers_complete()
-        if self._inference.is_draining and self.cycle is not None:
+        if self.cycle is None:
+            return
+        if self._inference.is_draining:
             self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
+        if not self.access_logger.isEnabledFor(logging.INFO):  # what writes that log is behind `send`
+            self.scope["extensions"] = {AT_ONCE: functools.partial(answer_at_once, self.cycle)}
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""
@@ -143,6 +149,27 @@ class Connection(HttpToolsProtocol):
         lines = [b"%s: %s\r\n" % header for header in [*encoded_headers(response, request_id), (b"connection", b"close")]]
         self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
         self.transport.close()
+
+
+def answer_at_once(cycle: RequestResponseCycle, response: Response, request_id: str) -> bool:
+    """Write a whole answer in one piece, as two calls of the cycle's `send` would; False where these have to be made.
+
+    `send` looks at every header for bytes that must not be there, which takes longer than all else it does. The headers here are
+    constants, a length, and a request id that was looked at.
+    """
+    if response.headers or cycle.flow.write_paused or cycle.disconnected or cycle.response_started:
+        return False
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    lines = [b"%s: %s\r\n" % header for header in cycle.default_headers]
+    if not cycle.keep_alive:
+        lines.append(b"connection: close\r\n")
+    cycle.transport.write(b"".join([STATUS_LINE[response.status], *lines, head_lines(response, request_id), b"\r\n", response.body]))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True
 
 
 def _headers_too_large() -> Refusal:
