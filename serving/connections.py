@@ -35,7 +35,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(**arguments)
         self._inference = inference
         self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None  # the event loop's seconds; None while nothing is waited for
+        self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline or before
         self._is_in_head = True
         self._header_bytes = 0  # of this request so far
         self._num_headers = 0
@@ -58,6 +59,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadline."""
         self._arrived()
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -94,12 +97,12 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._wait(2)
         super().on_headers_complete()
-        if self.cycle is None:
-            return
-        if self._inference.is_draining:
-            self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
-        if not self.access_logger.isEnabledFor(logging.INFO):  # what writes that log is behind `send`
-            self.scope["extensions"] = {AT_ONCE: functools.partial(answer_at_once, self.cycle)}
+        if self.cycle is not None:
+            if self._inference.is_draining:
+                self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
+            if not self.access_logger.isEnabledFor(logging.INFO):  # what writes that log is behind `send`
+                extensions: Any = {AT_ONCE: functools.partial(answer_at_once, self.cycle)}
+                self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""
@@ -122,13 +125,25 @@ class Connection(HttpToolsProtocol):
             self._stop_parsing(_headers_too_large())
 
     def _wait(self, num_timeouts: int) -> None:
-        self._arrived()
-        self._deadline = self.loop.call_later(num_timeouts * self._inference.settings.request_timeout_s, self._too_late)
+        """A timer that goes off too early and looks again is cheaper than one armed and taken back twice for each request."""
+        now, seconds = self.loop.time(), self._inference.settings.request_timeout_s
+        self._deadline = now + num_timeouts * seconds
+        if self._timer is None:
+            self._timer = self.loop.call_at(now + seconds, self._look)  # no deadline that is set later will be before this
 
     def _arrived(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._deadline = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        now = self.loop.time()
+        if now >= self._deadline:
             self._deadline = None
+            self._too_late()
+        else:
+            self._timer = self.loop.call_at(min(self._deadline, now + self._inference.settings.request_timeout_s), self._look)
 
     def _too_late(self) -> None:
         if self._is_in_head and self._pending_bytes:
