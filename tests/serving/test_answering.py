@@ -52,10 +52,12 @@ def test_an_answer_in_one_piece_is_the_same_to_the_byte(response: Response, keep
 
     async def work() -> None:
         cycle, ended = cycle_of(checked, keep_alive=keep_alive)
-        await send_response(response, "abc.1", cycle.send)
+        send: Any = cycle.send
+        await send_response(response, "abc.1", send)
         quick, quick_ended = cycle_of(at_once, keep_alive=keep_alive)
         assert answer_at_once(quick, response, "abc.1")
-        assert quick.response_complete and quick.message_event.is_set()
+        assert quick.response_complete
+        assert quick.message_event.is_set()
         assert quick_ended == ended == ["ended"]
 
     asyncio.run(work())
@@ -80,6 +82,8 @@ def test_an_answer_that_has_to_be_checked_or_to_wait_is_left_to_uvicorn(obstacle
         cycle.disconnected = obstacle == "no caller"
         cycle.response_started = obstacle == "an answer that has begun"
         assert not answer_at_once(cycle, response, "abc.1")
-        assert not transport.written and not ended and not cycle.response_complete
+        assert not transport.written
+        assert not ended
+        assert not cycle.response_complete
 
     asyncio.run(work())
