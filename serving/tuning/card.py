@@ -62,7 +62,7 @@ def verdict(outcome: Outcome) -> str:
     best, goal = outcome.best, outcome.goal
     p99 = _milliseconds(_middle(best.load_rounds, "p99_ms"))
     if best.confirmed is None:
-        most = f"No rate was held within {goal.p99_ms:g} ms"
+        most = f"No rate was held within {goal.p99_ms:g} ms in most rounds"
     else:
         most = f"{best.confirmed:,.1f} requests/s are carried within {goal.p99_ms:g} ms"
         more = outcome.headroom is not None and outcome.headroom >= 0.01
@@ -190,7 +190,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _loads(content: dict[str, Any]) -> list[list[str]]:
-    rows = [("the load asked for", content["at_load"]), ("the most that is carried", content["carried"]["figures"])]
+    rows = [
+        ("the load asked for", content["at_load"]),
+        ("the most that is carried" if content["carried"]["rate"] else "not held", content["carried"]["figures"]),
+    ]
     return [[name, *_load_cells(summary)] for name, summary in rows if summary]
 
 

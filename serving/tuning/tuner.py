@@ -26,10 +26,11 @@ _MEASUREMENTS = 120  # that fit into the time, by experience; so long is one
 _SHORTEST_S, _LONGEST_S = 0.3, 5.0
 _FEW, _LONGER = 30, 4.0  # requests that one measurement should have, and how many times as long it may take for that
 _NUM_FINALISTS = 2
+_ROUND = 2.0  # times as long as what is tried: the 99th percentile needs many requests
 _HOPELESS = 0.5  # of what the best carries
 _CLEARLY = 1.1  # less than that is noise, and what was there before stays
 _OVERTIME = 1.25  # of the time, where nothing was held in the rounds yet
-_LESS = RESOLUTION**-2  # times a rate that was not held again
+_STEPS_DOWN = 2  # of RESOLUTION after the first rate that was not held again, twice as many after each further one
 _FIRST_GUESS = 0.7  # of what many callers get who wait for their answers
 _TOO_MUCH = 2.0  # times that: more is never sent
 
@@ -141,13 +142,13 @@ class Tuner:
         if tried.most < _HOPELESS * best:
             tried.problem = "left: it answers less than half of what the best carries"
             return
-        tried.at_load = self._at_load(bench, tried)
+        tried.at_load = self._at_load(bench, tried, self._each_s)
         trials = [] if tried.at_load.asked is None else [Trial(tried.at_load.asked, tried.at_load.holds(self._goal.p99_ms))]
         while len(trials) < _MIN_TRIALS or (len(trials) < _MAX_TRIALS and self._clock() < end):
             rate = next_rate(trials, _FIRST_GUESS * tried.most)
             if rate is None:
                 break
-            trials.append(Trial(rate, self._at_rate(bench, rate).holds(self._goal.p99_ms)))
+            trials.append(Trial(rate, self._at_rate(bench, rate, self._each_s).holds(self._goal.p99_ms)))
         tried.rate = carried(trials)
 
     def _confirm(self, best: list[Tried]) -> None:
@@ -156,15 +157,18 @@ class Tuner:
             finalists = self._opened(best, stack)
             for number in range(NUM_ROUNDS):
                 for one in _in_turns(finalists, number):
-                    one.tried.load_rounds.append(self._at_load(one.bench, one.tried))
+                    one.tried.load_rounds.append(self._at_load(one.bench, one.tried, _ROUND * self._each_s))
             asked = [one for one in finalists if one.tried.rate is not None]
             while asked:
                 for one in asked:
                     one.rounds = []
                 for number in range(NUM_ROUNDS):
                     for one in _in_turns(asked, number):
-                        one.rounds.append(self._at_rate(one.bench, one.rate))
+                        one.rounds.append(self._at_rate(one.bench, one.rate, _ROUND * self._each_s))
                 asked = [one for one in asked if not self._is_settled(one)]
+        for tried in best:
+            if self._goal.rate is not None and tried.load_rounds and self._is_met(tried) and (tried.confirmed or 0) < self._goal.rate:
+                tried.confirmed, tried.rounds = self._goal.rate, tried.load_rounds  # the load itself was held in most rounds
 
     def _opened(self, best: list[Tried], stack: ExitStack) -> list[_Finalist]:
         """Warm services of the best. One that does not start beside the other is not among them: it may lack memory."""
@@ -190,7 +194,7 @@ class Tuner:
             tried.confirmed = one.rate
         else:
             one.missed.add(one.rate)
-        rate = on_grid(one.rate * (RESOLUTION if holds else _LESS))
+        rate = on_grid(one.rate * (RESOLUTION if holds else RESOLUTION ** -(_STEPS_DOWN ** len(one.missed))))
         allowed = self._seconds if tried.confirmed is not None else _OVERTIME * self._seconds
         if rate in one.missed or rate < LOWEST or (not holds and tried.confirmed is not None) or self._clock() - self._began >= allowed:
             return True
@@ -221,15 +225,15 @@ class Tuner:
     def _most_hold(self, rounds: list[Figures]) -> bool:
         return sum(figures.holds(self._goal.p99_ms) for figures in rounds) > len(rounds) / 2
 
-    def _at_load(self, bench: Bench, tried: Tried) -> Figures:
+    def _at_load(self, bench: Bench, tried: Tried, seconds: float) -> Figures:
         """The load of the goal; never far more than what was answered at most, since there is nothing to learn of that."""
         if self._goal.rate is None:
-            return bench.with_connections(self._goal.connections or 1, self._each_s)
-        return self._at_rate(bench, min(self._goal.rate, max(_TOO_MUCH * tried.most, LOWEST)))
+            return bench.with_connections(self._goal.connections or 1, seconds)
+        return self._at_rate(bench, min(self._goal.rate, max(_TOO_MUCH * tried.most, LOWEST)), seconds)
 
-    def _at_rate(self, bench: Bench, rate: float) -> Figures:
-        """Long enough for some requests, where few come."""
-        return bench.at_rate(rate, min(max(self._each_s, _FEW / rate), _LONGER * self._each_s))
+    def _at_rate(self, bench: Bench, rate: float, seconds: float) -> Figures:
+        """Longer, so that there are some requests, where few come."""
+        return bench.at_rate(rate, min(max(seconds, _FEW / rate), _LONGER * seconds))
 
 
 def _in_turns(finalists: list[_Finalist], number: int) -> list[_Finalist]:
