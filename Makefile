@@ -5,6 +5,8 @@ export BASH_ENV := $(CURDIR)/env.sh
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 TESTS ?= tests
+P99_MS ?= 50
+LOAD ?= --connections 32
 
 .venv/.complete: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
@@ -28,8 +30,8 @@ demo: install ## run the whole pipeline on the embedded digits and print what ca
 	@python -m slipway.reports.summary
 
 .PHONY: serve
-serve: install ## start the service on 127.0.0.1:3000
-	bentoml serve
+serve: install ## start the service on 127.0.0.1:3000, with the settings in serving.env if there are any
+	set -a; test ! -f serving.env || . ./serving.env; exec bentoml serve
 
 .PHONY: release
 release: install ## make the certified bundle the released one, for evaluate.released to compare with
@@ -54,6 +56,10 @@ tune-batch: install ## propose the largest and the fastest batch of a device; AP
 .PHONY: tune-learning-rate
 tune-learning-rate: install ## propose a learning rate by a range test; APPLY=--apply writes it
 	@python -m slipway.planning.tuning $(APPLY) learning-rate
+
+.PHONY: tune-serving
+tune-serving: install ## find what the service carries here, within P99_MS at LOAD; APPLY=--apply writes the settings into serving.env
+	@python -m serving.tune --p99-ms $(P99_MS) $(LOAD) $(APPLY)
 
 .PHONY: test
 test: install ## run the tests: every rule, real processes

@@ -14,10 +14,10 @@ import psutil
 
 from bench.conditions import conditions
 from bench.serving_overhead import started
+from serving.tuning.load import REFUSED, Answer, ask_each, by_status, http_request
 from slipway import files
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.generated import image_case, is_right
-from tests.serving.load import REFUSED, Answer, ask_each, by_status, http_request
 
 NUM_REQUESTS = 10_000
 NUM_UNKNOWN = 10_000

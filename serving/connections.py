@@ -7,20 +7,22 @@ from elsewhere where nobody has allowed them (serving/binding.py).
 
 import asyncio
 import functools
+import logging
 import secrets
 from typing import Any, ClassVar
 
 from uvicorn.config import HTTP_PROTOCOLS
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from serving.binding import is_guarded, is_loopback
 from serving.framing import MAX_HEADERS, MAX_URL_BYTES, require_clear_framing
 from serving.inference import Inference
-from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
+from serving.responses import RETRY_AFTER, Refusal, Response, encoded_headers, error_response, head_lines
 
 MAX_HEADER_BYTES = 64 << 10  # of one request, with its path; as uvicorn's other protocol has it
 LINGER_S = 1.0  # for a refused caller to read why: a few round trips of a slow line
 MOST_LINGERING = 64  # of a worker: a flood of connections is not to take more descriptors than these
+AT_ONCE = "slipway.at_once"  # among the scope's extensions: `answer_at_once` of its request
 
 
 def limit_connections(inference: Inference) -> None:
@@ -37,7 +39,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(**arguments)
         self._inference = inference
         self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None  # the event loop's seconds; None while nothing is waited for
+        self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline or before
         self._is_in_head = True
         self._header_bytes = 0  # of this request so far
         self._num_headers = 0
@@ -61,6 +64,8 @@ class Connection(HttpToolsProtocol):
         """Forget the deadline."""
         self._arrived()
         self._lingering.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -99,8 +104,12 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._wait(2)
         super().on_headers_complete()
-        if self._inference.is_draining and self.cycle is not None:
-            self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
+        if self.cycle is not None:
+            if self._inference.is_draining:
+                self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
+            if not self.access_logger.isEnabledFor(logging.INFO):  # what writes that log is behind `send`
+                extensions: Any = {AT_ONCE: functools.partial(answer_at_once, self.cycle)}
+                self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""
@@ -123,13 +132,25 @@ class Connection(HttpToolsProtocol):
             self._stop_parsing(_headers_too_large())
 
     def _wait(self, num_timeouts: int) -> None:
-        self._arrived()
-        self._deadline = self.loop.call_later(num_timeouts * self._inference.settings.request_timeout_s, self._too_late)
+        """A timer that goes off too early and looks again is cheaper than one armed and taken back twice for each request."""
+        now, seconds = self.loop.time(), self._inference.settings.request_timeout_s
+        self._deadline = now + num_timeouts * seconds
+        if self._timer is None:
+            self._timer = self.loop.call_at(now + seconds, self._look)  # no deadline that is set later will be before this
 
     def _arrived(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._deadline = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        now = self.loop.time()
+        if now >= self._deadline:
             self._deadline = None
+            self._too_late()
+        else:
+            self._timer = self.loop.call_at(min(self._deadline, now + self._inference.settings.request_timeout_s), self._look)
 
     def _too_late(self) -> None:
         if self._is_in_head and self._pending_bytes:
@@ -169,7 +190,30 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
         self.flow.resume_reading()
         self.transport.write_eof()
-        self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def answer_at_once(cycle: RequestResponseCycle, response: Response, request_id: str) -> bool:
+    """Write a whole answer in one piece, as two calls of the cycle's `send` would; False where these have to be made.
+
+    `send` looks at every header for bytes that must not be there, which takes longer than all else it does. The headers here are
+    constants, a length, and a request id that was looked at.
+    """
+    if response.headers or cycle.flow.write_paused or cycle.disconnected or cycle.response_started:
+        return False
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    lines = [b"%s: %s\r\n" % header for header in cycle.default_headers]
+    if not cycle.keep_alive:
+        lines.append(b"connection: close\r\n")
+    cycle.transport.write(b"".join([STATUS_LINE[response.status], *lines, head_lines(response, request_id), b"\r\n", response.body]))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True
 
 
 def _headers_too_large() -> Refusal:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.connections import AT_ONCE
 from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
 from serving.gate import Gate
@@ -74,7 +75,9 @@ class Front:
         if waiting and not waiting.is_met:
             response = replace(response, headers=(*response.headers, ("connection", "close")))
         self._inference.monitoring.answered(label, response.status)
-        await send_response(response, request.id, send, with_body=method != "HEAD")
+        answer_at_once = scope.get("extensions", {}).get(AT_ONCE)
+        if answer_at_once is None or method == "HEAD" or not answer_at_once(response, request.id):
+            await send_response(response, request.id, send, with_body=method != "HEAD")
 
     def _require_route(self, found: str | None, request: Request) -> Route:
         if found is None:

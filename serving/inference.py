@@ -36,6 +36,7 @@ from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")  # below "bentoml", which is the logger that BentoML configures
+LOADING = "the model is being loaded and warmed up"  # why it is not ready at first
 
 
 class Inference:
@@ -44,7 +45,7 @@ class Inference:
     def __init__(self, settings: Settings, rebuild_command: Sequence[str] = COMMAND) -> None:
         self.settings = settings
         self.monitoring = Monitoring()
-        self.reason = "the model is being loaded and warmed up"  # why it is not ready
+        self.reason = LOADING  # why it is not ready
         self.rebuild = RebuildState("not_asked_for", "the model is being loaded")
         self._rebuild_command = rebuild_command
         self._live: LiveModel | None = None

@@ -128,6 +128,14 @@ async def send_response(response: Response, request_id: str, send: Send, *, with
     await send({"type": "http.response.body", "body": response.body if with_body else b""})
 
 
+def head_lines(response: Response, request_id: str) -> bytes:
+    """The same headers as `encoded_headers` of an answer without headers of its own, as they go over the wire, without the empty line."""
+    text = (
+        f"content-type: {response.content_type}\r\ncontent-length: {len(response.body)}\r\n{_GUARDING_LINES}x-request-id: {request_id}\r\n"
+    )
+    return text.encode("latin-1")
+
+
 def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, bytes]]:
     """All headers of an answer."""
     own = [
@@ -145,3 +153,4 @@ def guarded_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tup
 
 
 _GUARDING = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in GUARDING]
+_GUARDING_LINES = "".join(f"{name}: {value}\r\n" for name, value in GUARDING)

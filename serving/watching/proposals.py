@@ -62,7 +62,8 @@ def _next_data_set(state: Path, kept: Path | None) -> str:
     lines = "\n".join(commands(state, kept))
     return (
         "Tell the truths of such rows to `POST /feedback`, or label what `python -m slipway.collect ... --unlabelled` writes. "
-        f"Then, in the project's folder:\n\n```bash\n{lines}\n```"
+        "If they are few, put them together with the data of before (docs/collect.md): alone they seldom make a model that passes its "
+        f"gates. Then, in the project's folder:\n\n```bash\n{lines}\n```"
     )
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serving.tuning.load import Answer, Callers, ask_each, by_status, http_request, run
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.generated import image_case
-from tests.serving.load import Answer, Callers, ask_each, by_status, http_request, run
 from tests.serving.server import Server, running
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.tuning.load import REFUSED, Answer, Callers, by_status, closed_loop, http_request, run
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
-from tests.serving.load import REFUSED, Answer, Callers, by_status, closed_loop, http_request, run
 from tests.serving.server import free_port, running
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.model import load_model
+from serving.tuning.load import ask_each, by_status, http_request
 from slipway.calibration import Answers
 from slipway.runtime import OnnxRunner
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.load import ask_each, by_status, http_request
 from tests.serving.server import running
 
 PNG = {"content-type": "image/png"}

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serving.tuning.load import REFUSED, Callers, by_status, closed_loop, http_request, run
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.load import REFUSED, Callers, by_status, closed_loop, http_request, run
 from tests.serving.server import Server, running
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from serving.tuning.load import Answer, by_status, closed_loop, http_request, latency, open_loop, run
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
-from tests.serving.load import Answer, by_status, closed_loop, http_request, latency, open_loop, run
 from tests.serving.server import Server, running
 
 pytestmark = pytest.mark.slow

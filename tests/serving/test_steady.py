@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serving.tuning.load import REFUSED, ask_each, by_status, http_request
 from tests.serving.bundles import certify, write_bundle
 from tests.serving.generated import image_case
-from tests.serving.load import REFUSED, ask_each, by_status, http_request
 from tests.serving.server import Server, running
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from serving.responses import ERRORS
+from serving.tuning.load import REFUSED, Answer, ask_each, by_status, http_request
 from tests.serving.bundles import certify, picture, row_classifier, table_row, write_bundle
 from tests.serving.generated import Case, finite, image_case, is_right, table_case
-from tests.serving.load import REFUSED, Answer, ask_each, by_status, http_request
 from tests.serving.server import Server, running
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from urllib.parse import urlsplit
 
-import httpx
 import uvloop
 
 REFUSED = 0  # in place of a status: no connection, or it ended without an answer
@@ -140,8 +140,8 @@ class Callers:
             caller = self._free.pop()
             if caller.is_open:
                 return caller
-        url = httpx.URL(self.url)
-        _, caller = await asyncio.get_running_loop().create_connection(_Caller, url.host, url.port or 80)
+        url = urlsplit(self.url)
+        _, caller = await asyncio.get_running_loop().create_connection(_Caller, url.hostname or "", url.port or 80)
         self._all.append(caller)
         return caller
 

@@ -1,0 +1,67 @@
+"""The highest rate that is carried, by few trials: up and down by factors until it is bracketed, then bisection on a logarithmic scale.
+
+A machine stalls now and then, so that one miss proves nothing: it counts when the same rate is missed twice. And no service is trusted
+to be monotone: a rate counts as carried only if it lies below every rate that was missed.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+RESOLUTION = 1.05  # between neighbouring rates
+_STEP_UP, _STEP_DOWN = 1.5, 2.0
+LOWEST = RESOLUTION**-14  # requests a second: about one in two seconds
+
+
+class Trial(NamedTuple):
+    """One rate that was tried."""
+
+    rate: float  # requests a second
+    holds: bool
+
+
+def lowest_missed(trials: Sequence[Trial]) -> float | None:
+    """The lowest rate that was missed more often than held, and at least twice; None if there is none."""
+    held, missed = _counted(trials)
+    return min((rate for rate, count in missed.items() if count >= 2 and count > held[rate]), default=None)
+
+
+def carried(trials: Sequence[Trial]) -> float | None:
+    """The highest rate that was held below every rate that was missed; None if there is none."""
+    missed = lowest_missed(trials)
+    return max((trial.rate for trial in trials if trial.holds and (missed is None or trial.rate < missed)), default=None)
+
+
+def on_grid(rate: float) -> float:
+    """The nearest power of RESOLUTION: candidates that carry the same are tried, and found, at the same rates."""
+    return float(RESOLUTION ** round(math.log(rate) / math.log(RESOLUTION)))
+
+
+def next_rate(trials: Sequence[Trial], guess: float) -> float | None:
+    """What to try next, about `guess` first if nothing is known; None when the search is over."""
+    guess = on_grid(max(guess, LOWEST))
+    if not trials:
+        return guess
+    if not trials[-1].holds and _is_undecided(trials, trials[-1].rate):
+        return trials[-1].rate
+    held, missed = carried(trials), lowest_missed(trials)
+    if missed is None:
+        higher = on_grid((held or LOWEST) * _STEP_UP)
+        return max(guess, higher) if len(trials) == 1 else higher
+    if held is None:
+        lower = guess if guess < missed else max(on_grid(missed / _STEP_DOWN), LOWEST)
+        return lower if lower < missed else None
+    middle = on_grid(math.sqrt(held * missed))
+    return middle if held < middle < missed else None
+
+
+def _is_undecided(trials: Sequence[Trial], rate: float) -> bool:
+    """Missed once and never held."""
+    held, missed = _counted(trials)
+    return missed[rate] == 1 and not held[rate]
+
+
+def _counted(trials: Sequence[Trial]) -> tuple[Counter[float], Counter[float]]:
+    held = Counter(trial.rate for trial in trials if trial.holds)
+    return held, Counter(trial.rate for trial in trials if not trial.holds)
