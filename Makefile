@@ -66,14 +66,17 @@ test: install ## run the tests: every rule, real processes
 	python -m pytest -m 'not exhaustive' $(TESTS)
 
 .PHONY: exhaustive
-exhaustive: install ## run further cases of the slow rules too: an hour
+exhaustive: install ## run further cases of the slow rules too: two hours
 	python -m pytest $(TESTS)
 
-.PHONY: check
-check: install ## formatting, lint, types and the fast tests: run it before every commit
+.PHONY: lint
+lint: install ## formatting, lint and types
 	ruff format --check .
 	ruff check .
 	mypy
+
+.PHONY: check
+check: lint ## formatting, lint, types and the fast tests: run it before every commit
 	python -m pytest -m 'not slow and not gpu and not exhaustive' $(TESTS)
 
 .PHONY: format

@@ -110,7 +110,7 @@ def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_par
 @pytest.mark.parametrize(
     ("written", "planted"),
     [
-        ("(await self._pixels(payload))[np.newaxis]", "(await self._pixels(payload))[np.newaxis, ..., ::-1]"),
+        ("return array_from_bytes(image, self._contract)", "return array_from_bytes(image, self._contract)[..., ::-1]"),
         ("self._contract = contract", 'self._contract = contract.model_copy(update={"interpolation": "nearest"})'),
     ],
     ids=["swapped channels", "another filter"],
