@@ -54,7 +54,15 @@ def flip(path: Path, bit: int) -> None:
 def test_a_thousand_flipped_bits_are_all_refused_and_the_healthy_files_are_not(sealed: Path) -> None:
     assert accept(sealed).version
     generator, paths = np.random.default_rng(0), sorted(path for path in sealed.rglob("*") if path.is_file())
-    assert {path.name for path in paths} == {"bundle.json", "certificate.json", "passport.json", "engine.plan", "canary.npz", "drift.json", *GRAPHS}
+    assert {path.name for path in paths} == {
+        "bundle.json",
+        "certificate.json",
+        "passport.json",
+        "engine.plan",
+        "canary.npz",
+        "drift.json",
+        *GRAPHS,
+    }
     accepted, flipped = [], set()
     for number in range(1000):
         path = paths[number % len(paths)]
