@@ -77,7 +77,7 @@ class Connection(HttpToolsProtocol):
         self._went_on = False
         super().data_received(data)
         self._pending_bytes = 0 if self._went_on else self._pending_bytes + len(data)
-        if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and self not in self._lingering:
             self._refuse(_headers_too_large())
 
     def on_url(self, url: bytes) -> None:

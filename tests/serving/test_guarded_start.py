@@ -107,11 +107,16 @@ class FakeTransport:
     def write(self, data: bytes) -> None:
         self.written += data
 
+    def write_eof(self) -> None:
+        """Its caller may still read."""
+
     def is_closing(self) -> bool:
         return self.is_closed
 
     def close(self) -> None:
         self.is_closed = True
+
+    abort = close
 
 
 async def _connect(address: str, variables: dict[str, Any], make_settings: MakeSettings) -> FakeTransport:
