@@ -4,8 +4,6 @@
 writes one table. The client shares the cores with the services, and the graph is as small as can be: a real model hides more.
 """
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,10 +12,10 @@ from statistics import median
 
 import httpx
 
-from bench.serving_overhead import ROUND_SECONDS, Measured, conditions, http_request, measure, table, wait_until_ready
+from bench.serving_overhead import ROUND_SECONDS, Measured, conditions, http_request, measure, started_service, table
 from slipway import files
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.server import Server, environment, free_port
+from tests.serving.server import Server
 from tests.serving.test_service import cpu_seconds
 
 NUM_ROUNDS = 7
@@ -28,18 +26,9 @@ SHARES = {"off": None, "a tenth of the requests": 0.1, "every request": 1.0}
 @contextmanager
 def started(folder: Path, number: int, share: float | None) -> Iterator[Server]:
     """A service that keeps that share."""
-    url = f"http://127.0.0.1:{free_port()}"
     settings = {} if share is None else {"keep_directory": folder / f"kept-{number}", "keep_share": share, "keep_bytes": 64 << 20}
-    variables = environment(folder, **settings) | {"BENTOML_HOME": str(folder / f"home-{number}")}
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", url.rpartition(":")[2]]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
-    try:
-        wait_until_ready(url)
-        yield Server(process, url, folder / "log")
-    finally:
-        process.terminate()
-        process.wait(20)
+    with started_service(folder, f"home-{number}", **settings) as server:
+        yield server
 
 
 def outcomes(url: str) -> str:

@@ -23,7 +23,7 @@ import httpx
 
 from slipway import files
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.server import environment, free_port
+from tests.serving.server import Server, environment, free_port
 
 NUM_CONNECTIONS = 32
 NUM_ROUNDS = 5
@@ -108,6 +108,22 @@ def started(target: str, folder: Path) -> Iterator[str]:
     try:
         wait_until_ready(url)
         yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
+def started_service(folder: Path, home: str, **settings: object) -> Iterator[Server]:
+    """Our service of the bundle in `folder` with these settings, once it is ready; `home` is its own folder of BentoML's."""
+    url = f"http://127.0.0.1:{free_port()}"
+    variables = environment(folder, **settings) | {"BENTOML_HOME": str(folder / home)}
+    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", url.rpartition(":")[2]]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+    try:
+        wait_until_ready(url)
+        yield Server(process, url, folder / "log")
     finally:
         process.terminate()
         process.wait(20)

@@ -22,7 +22,8 @@ from slipway.data.rows import QUARANTINE, ROWS, write_table
 from slipway.data.table_cleaning import clean_table
 from slipway.data.table_files import write_cells
 from slipway.data.table_report import table_report
-from slipway.params import CleanParams, DataParams, load_params
+from slipway.params import load_params
+from slipway.params_sections import CleanParams, DataParams
 
 ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp" / "bench" / "tables"

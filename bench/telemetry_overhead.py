@@ -20,7 +20,8 @@ from bench.conditions import conditions
 from slipway import files
 from slipway.data.augmentation import plan_from_params
 from slipway.data.packed import PackedManifest, PackedSplit
-from slipway.params import TrainParams, load_params
+from slipway.params import load_params
+from slipway.params_sections import TrainParams
 from slipway.preprocess import ImageContract
 from slipway.training.batches import ImageChanges, TrainingBatches, cut_step, training_loader
 from slipway.training.job import network_spec

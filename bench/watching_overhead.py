@@ -5,41 +5,21 @@ writes one table. The graph is as small as can be, so that a request costs littl
 round of each is not counted: an allowance of processor time that was saved up while idle is spent in it.
 """
 
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 import httpx
 
-from bench.serving_overhead import ROUND_SECONDS, Measured, conditions, http_request, measure, table, wait_until_ready
+from bench.serving_overhead import ROUND_SECONDS, Measured, conditions, http_request, measure, started_service, table
 from slipway import files
-from tests.serving.server import Server, environment, free_port
 from tests.serving.test_service import cpu_seconds
 from tests.serving.watched import pictures, watched_bundle
 
 NUM_ROUNDS = 9
 RESULT = Path("bench/results/watching_overhead.md")
 WATCH = {"off": False, "on": True}
-
-
-@contextmanager
-def started(folder: Path, watch: bool) -> Iterator[Server]:
-    """A service with watching, or without."""
-    url = f"http://127.0.0.1:{free_port()}"
-    variables = environment(folder, watch=watch, state=folder / "state") | {"BENTOML_HOME": str(folder / f"home-{watch}")}
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:Slipway", "--port", url.rpartition(":")[2]]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
-    try:
-        wait_until_ready(url)
-        yield Server(process, url, folder / "log")
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def looked_at(url: str) -> str:
@@ -53,7 +33,10 @@ def main() -> None:
         folder = Path(temporary)
         watched_bundle(folder)
         request = http_request("/predict", "image/png", pictures(1, 1)[0])
-        servers = {name: services.enter_context(started(folder, watch)) for name, watch in WATCH.items()}
+        servers = {
+            name: services.enter_context(started_service(folder, f"home-{watch}", watch=watch, state=folder / "state"))
+            for name, watch in WATCH.items()
+        }
         all_measured = {name: Measured(f"watching {name}", server.url, request) for name, server in servers.items()}
         cpu: dict[str, list[float]] = {name: [] for name in WATCH}
         for number in range(NUM_ROUNDS + 1):

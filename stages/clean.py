@@ -19,7 +19,8 @@ from slipway.data.table_files import write_cells
 from slipway.data.table_report import column_notes, conflict_hint, table_report
 from slipway.data.table_source import find_table
 from slipway.errors import DataError
-from slipway.params import DataParams, Params
+from slipway.params import Params
+from slipway.params_sections import DataParams
 from slipway.reports.clean_page import Pictures, clean_page
 from slipway.reports.clean_pictures import pictures_of
 

@@ -14,7 +14,8 @@ from slipway.data.transform_table import TRANSFORM_TABLE
 from slipway.errors import SchemaError
 from slipway.export.released import ask_released, open_released
 from slipway.metrics import Resampling
-from slipway.params import DataParams, Params
+from slipway.params import Params
+from slipway.params_sections import DataParams
 from slipway.reports.calibration import Worth, uncalibrated
 from slipway.reports.evaluation import write_evaluation
 from slipway.reports.evaluation_page import evaluation_page
@@ -83,8 +84,7 @@ def _dimensions(params: Params, test: PackedSplit, manifest: PackedManifest) -> 
 def _released(params: Params, test: PackedSplit, manifest: PackedManifest) -> ReleasedAnswers | None:
     if params.evaluate.released is None:
         return None
-    bundle = open_released(Path(params.evaluate.released), manifest)
-    return ask_released(bundle, test, PACKED, manifest, partial(_raw_data, params))
+    return ask_released(open_released(Path(params.evaluate.released), manifest), test, PACKED, manifest, partial(_raw_data, params))
 
 
 def _raw_data(params: Params) -> DataParams:

@@ -6,7 +6,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from slipway.data.augmentation import NEUTRAL
-from slipway.params import AugmentParams, CleanParams, Params, SplitParams, load_params
+from slipway.params import Params, load_params
+from slipway.params_sections import AugmentParams, CleanParams, SplitParams
 
 PROJECT: Params = load_params(Path(__file__).resolve().parents[1] / "params.yaml")
 

@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel
 
 from slipway.data.rules import IMAGE_RULES, TABLE_RULES
-from slipway.params import Gate, Params, parse_params
+from slipway.params import Params, parse_params
+from slipway.params_sections import Gate
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/params.md").read_text()

@@ -9,7 +9,7 @@ from slipway.columns import days_since_1970, read_date
 from slipway.contract import is_classification
 from slipway.data.packed import SPLITS
 from slipway.data.samples import Fault, spelled
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 
 
 class Annotation(NamedTuple):

@@ -18,7 +18,7 @@ from slipway import files
 from slipway.data.archive_members import CHUNK_BYTES, DAMAGE, Member, read_members, too_large
 from slipway.data.samples import visible_entries
 from slipway.errors import DataError, UnavailableError
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 FOLDER = Path(".work/archives")

@@ -17,7 +17,7 @@ from slipway import files
 from slipway.contract import Contract
 from slipway.data.packed import PackedManifest, PackedSplit, PackedSplitManifest, open_split
 from slipway.errors import ParamsError, SchemaError
-from slipway.params import AugmentParams
+from slipway.params_sections import AugmentParams
 
 
 class AugmentPlan(Contract):

@@ -28,7 +28,7 @@ from slipway.data.samples import RawSample
 from slipway.data.scratch_tables import gathered, stored
 from slipway.data.thumbnails import thumbnail_file
 from slipway.errors import DataError
-from slipway.params import CleanParams
+from slipway.params_sections import CleanParams
 
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20

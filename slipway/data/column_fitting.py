@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slipway.columns import Column, ColumnContract, ColumnType
 from slipway.errors import DataError
-from slipway.params import PrecomputeParams
+from slipway.params_sections import PrecomputeParams
 
 
 def fit_columns(cells: pa.Table, is_training: NDArray[np.bool_], types: Sequence[ColumnType], params: PrecomputeParams) -> ColumnContract:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slipway.data.cells import TypedColumn
 from slipway.data.table_targets import Annotations
-from slipway.params import RuleParams
+from slipway.params_sections import RuleParams
 
 _EXACT = 1e-9  # of a standard deviation: what rounding leaves of an exact line
 _ROWS_PER_CLASS = 10  # in fewer rows a column may tell the classes apart by chance

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from slipway.columns import MAX_TEXT, ColumnType, Kind
 from slipway.data.cells import BAD, FALSE_WORDS, GOOD, TRUE_WORDS, is_missing, typed_column
 from slipway.data.raw_tables import RawColumn, is_row_index
-from slipway.params import ColumnParams
+from slipway.params_sections import ColumnParams
 
 USUAL_SHARE = 0.95  # of the present cells that are numbers (or dates) makes a column one of them
 _MAX_FEW = 20  # distinct texts that may be categories in any table

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 from slipway.data import rules
 from slipway.data.rows import QUARANTINE
-from slipway.params import Action, RuleParams
+from slipway.params_sections import Action, RuleParams
 
 FINDINGS = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("source", "rule", "detail", "severity")])
 

@@ -7,7 +7,7 @@ from slipway.contract import is_classification
 from slipway.data.clean_report import CleanReport, Clusters, RuleCount, class_counts, correction_counts, rule_counts, target_summary
 from slipway.data.cleaning import Cleaned
 from slipway.data.rules import IMAGE_RULES, images_not_checked
-from slipway.params import CleanParams, DataParams
+from slipway.params_sections import CleanParams, DataParams
 
 _MAX_CLUSTERS = 8
 _MAX_SHOWN = 4  # of one cluster

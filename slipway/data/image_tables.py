@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from slipway.data.annotations import annotate
 from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 
 TABLES = (".parquet", ".pq", ".csv")
 _BATCH_ROWS = 64

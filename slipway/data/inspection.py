@@ -21,7 +21,7 @@ from slipway.data.image_quality import THUMBNAIL_PX, Quality, grey, measure, qua
 from slipway.data.look_of_bytes import looks_like
 from slipway.data.samples import Fault, RawSample, loaded
 from slipway.errors import ImageError
-from slipway.params import CleanParams
+from slipway.params_sections import CleanParams
 from slipway.preprocess import (
     UNKNOWN,
     PixelBuffer,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from slipway.data.rows import QUARANTINE
 from slipway.data.table_files import BAD_CELLS
-from slipway.params import Action
+from slipway.params_sections import Action
 
 DUPLICATES = ("exact_duplicate", "near_duplicate")
 

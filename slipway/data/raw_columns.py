@@ -22,7 +22,7 @@ from slipway.data.raw_tables import RawColumn, column_names, read_raw_table, sto
 from slipway.data.sources import table_in
 from slipway.data.table_source import ID_DIGITS, find_table, identified_columns
 from slipway.errors import DataError, IntegrityError
-from slipway.params import ColumnParams, DataParams
+from slipway.params_sections import ColumnParams, DataParams
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Rules in `RuleParams` are the user's choice; the others always refuse, because n
 from collections.abc import Iterable
 
 from slipway.contract import is_classification
-from slipway.params import Action, CleanParams, DataParams, RuleParams
+from slipway.params_sections import Action, CleanParams, DataParams, RuleParams
 
 # What a row says besides its image or its inputs.
 _ANNOTATION_RULES = {

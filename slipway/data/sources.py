@@ -11,7 +11,7 @@ from slipway.data.folders import read_folder, walk_files
 from slipway.data.image_tables import TABLES, count_rows, read_rows
 from slipway.data.samples import RawSample, loaded, visible_entries
 from slipway.errors import DataError
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 
 
 def read_samples(data: DataParams, wanted: Collection[str] | None = None, read_files: bool = True) -> Iterator[RawSample]:

@@ -19,7 +19,7 @@ from slipway.data.rows import PURGED, SPLIT_ROWS
 from slipway.data.time_order import assign_by_time, latest_parts
 from slipway.data.units import Int, Units, find_units
 from slipway.errors import DataError
-from slipway.params import SplitParams
+from slipway.params_sections import SplitParams
 
 Way = Literal["given", "time", "stable", "exact"]
 _TEST = SPLITS.index("test")

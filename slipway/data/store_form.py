@@ -7,7 +7,7 @@ same bytes, which the certificate compares.
 from typing import Literal
 
 from slipway.contract import Contract
-from slipway.params import PrecomputeParams
+from slipway.params_sections import PrecomputeParams
 from slipway.preprocess import ImageContract, TransformContract
 from slipway.user_function import code_digest
 

@@ -27,7 +27,7 @@ from slipway.data.table_source import ID_DIGITS, identified_columns
 from slipway.data.table_targets import Annotations, annotate
 from slipway.data.twins import judge_twins, refuse_duplicates
 from slipway.errors import DataError
-from slipway.params import CleanParams, DataParams
+from slipway.params_sections import CleanParams, DataParams
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from slipway.data.packed import SPLITS, PackedManifest, PackedSplitManifest, wri
 from slipway.data.table_files import ID_COLUMN
 from slipway.data.targets import class_names, packed_rows, target_scale, targets_of
 from slipway.errors import CellError, DataError, IntegrityError
-from slipway.params import PrecomputeParams
+from slipway.params_sections import PrecomputeParams
 
 
 def pack_table(

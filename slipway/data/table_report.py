@@ -4,7 +4,7 @@ from slipway.contract import is_classification
 from slipway.data.clean_report import CleanReport, RuleCount, class_counts, correction_counts, rule_counts, target_summary
 from slipway.data.rules import TABLE_RULES, table_not_checked
 from slipway.data.table_cleaning import CleanedTable
-from slipway.params import CleanParams, DataParams
+from slipway.params_sections import CleanParams, DataParams
 
 
 def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> CleanReport:

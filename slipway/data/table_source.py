@@ -17,7 +17,7 @@ from slipway.data.image_tables import TABLES
 from slipway.data.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
 from slipway.data.sources import table_in
 from slipway.errors import DataError, IntegrityError
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 
 ID_DIGITS = 32  # hex, the beginning of it
 

@@ -13,7 +13,7 @@ from slipway.data.ledger import BadCell, Ledger
 from slipway.data.packed import SPLITS
 from slipway.data.raw_tables import NOT_UTF8, RawColumn, RawTable
 from slipway.errors import DataError
-from slipway.params import CleanParams, DataParams
+from slipway.params_sections import CleanParams, DataParams
 
 _MANY_CLASSES = 20
 _MAX_DISTINCT_SHARE = 0.5  # of the rows that have a class; each class needs several

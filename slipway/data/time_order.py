@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from slipway.columns import read_date
 from slipway.data.units import Int, Units
 from slipway.errors import DataError
-from slipway.params import SplitParams
+from slipway.params_sections import SplitParams
 
 _MAX_SHOWN = 5
 

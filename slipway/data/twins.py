@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from slipway.data.ledger import Ledger
 from slipway.data.table_targets import Annotations
-from slipway.params import RuleParams
+from slipway.params_sections import RuleParams
 
 _MAX_SHOWN = 3
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)

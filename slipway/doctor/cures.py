@@ -11,7 +11,7 @@ from typing import Any
 from slipway.contract import Contract, Task, is_table
 from slipway.doctor.forecast import Facts, waits
 from slipway.doctor.step_times import Part
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.execution import missing_compiler
 from slipway.training.strategies import Placement
 

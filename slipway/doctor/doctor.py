@@ -26,8 +26,9 @@ from slipway.doctor.raw_store import raw_store
 from slipway.doctor.step_times import Round
 from slipway.doctor.timed_processes import Measured, Project
 from slipway.errors import ParamsError, TrainingError
-from slipway.params import Params, TrainParams
+from slipway.params import Params
 from slipway.params_file import propose
+from slipway.params_sections import TrainParams
 from slipway.reports.doctor_page import doctor_page, doctor_text
 from slipway.training.strategies import Placement, place, this_machine
 

@@ -22,7 +22,7 @@ from slipway.contract import Contract
 from slipway.data.packed import PackedSplit
 from slipway.doctor.loader_times import AHEAD_PER_WORKER, LoaderProbe
 from slipway.doctor.step_times import Clock, Order, StepTimer, WatchedLoader
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.assembly import freezing, prepare_process, step_arguments, training_batches, training_module
 from slipway.training.batches import Batch, TrainingBatches, training_loader
 from slipway.training.job import Job, Paths, prepare

@@ -44,7 +44,7 @@ from slipway.export.quantization import largest_batch
 from slipway.export.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
 from slipway.input_contract import InputContract, input_name
 from slipway.metrics import Resampling
-from slipway.params import ExportParams
+from slipway.params_sections import ExportParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
 from slipway.runtime import open_onnx
 from slipway.training.calibrated import CalibratedNetwork

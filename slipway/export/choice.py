@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from slipway.bundle import Choice, Figures
 from slipway.contract import Task
-from slipway.params import GoalParams
+from slipway.params_sections import GoalParams
 from slipway.reports.console import size
 from slipway.reports.leaderboard_page import loss_text, times_text
 

@@ -24,7 +24,7 @@ from slipway.errors import BundleError, SlipwayError, UnavailableError
 from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.graph import torch_answers
 from slipway.export.variants import PRECISION, run_in_batches
-from slipway.params import VerifyParams
+from slipway.params_sections import VerifyParams
 from slipway.passport import read_passport, read_receipt, read_request
 from slipway.runtime import ONNX_TENSORRT, Runner, open_engine, open_onnx, open_onnx_tensorrt, why_unavailable
 from slipway.training.calibrated import CalibratedNetwork

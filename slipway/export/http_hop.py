@@ -28,7 +28,7 @@ from slipway.data.table_source import read_json_rows
 from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import Measurement, TestRows
 from slipway.input_contract import InputContract
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 
 _CONNECTIONS = 8
 _CHUNK_ROWS = 256  # payloads held in memory at a time

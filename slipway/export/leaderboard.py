@@ -22,7 +22,7 @@ from slipway.export.timing import Timings, measure_in_turns
 from slipway.export.variants import refuse_broken, run_in_batches
 from slipway.metrics import Resampling, measure
 from slipway.paired import paired_difference
-from slipway.params import GoalParams
+from slipway.params_sections import GoalParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard, Line
 from slipway.runtime import Runner, open_onnx, why_unavailable
 

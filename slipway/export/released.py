@@ -22,7 +22,7 @@ from slipway.data.sources import read_samples
 from slipway.data.table_source import ID_DIGITS, find_table, read_json_rows
 from slipway.errors import BundleError, CellError, ImageError, IntegrityError
 from slipway.export.release import read_known_rows
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 from slipway.preprocess import ImageContract, array_from_bytes, load_transform
 from slipway.reports.release_comparison import ReleasedAnswers
 from slipway.runtime import Runner, open_onnx, why_unavailable

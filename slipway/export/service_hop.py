@@ -15,7 +15,7 @@ from slipway.export.comparison import Comparison, Measurement, Tolerance, failed
 from slipway.export.hops import Measured
 from slipway.export.http_hop import Payload, ServiceClient, ServiceMeasurement
 from slipway.export.service_process import running_service
-from slipway.params import VerifyParams
+from slipway.params_sections import VerifyParams
 
 _NAME = "http"
 _NOISE_MARGIN = 2.0  # the noise is measured on some rows and batches, HTTP meets others

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.networks import Network
 from slipway.training.strategies import Placement

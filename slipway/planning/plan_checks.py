@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipway.cores import num_cores
 from slipway.errors import SlipwayError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.reports.console import size
 from slipway.training.strategies import Machine, Placement, place
 

@@ -7,7 +7,8 @@ import torch
 
 from slipway.contract import is_classification, is_table
 from slipway.errors import SlipwayError
-from slipway.params import Params, TrainParams
+from slipway.params import Params
+from slipway.params_sections import TrainParams
 from slipway.planning.available_memory import available_bytes
 from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
 from slipway.planning.plan_checks import Findings, check_disk, check_memory, check_packages, check_placement, check_workers

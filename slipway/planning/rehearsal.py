@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from slipway.errors import TrainingError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.assembly import prepare_process, training_batches, training_module
 from slipway.training.batches import Batch, StepShape
 from slipway.training.job import TrainingData, drawn_network, network_spec

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slipway.contract import is_classification
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.preprocess import ImageContract
 from slipway.training.losses import RowLosses
 from slipway.training.networks import Network

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from slipway.data.clean_report import CleanReport
 from slipway.data.sources import read_samples
 from slipway.errors import ImageError
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 from slipway.preprocess import decode_image, flatten
 from slipway.reports.clean_page import Pictures, shown_sources
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slipway.bundle import Metric
 from slipway.errors import GateMissedError, MetricError
 from slipway.metrics import Resampling
-from slipway.params import Gate
+from slipway.params_sections import Gate
 from slipway.reports.console import interval, number
 from slipway.reports.slice_scores import RowAnswers, SliceScores
 

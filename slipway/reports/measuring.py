@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from slipway.contract import is_classification
 from slipway.data.packed import PackedManifest, PackedSplit
 from slipway.metrics import Resampling, measure
-from slipway.params import EvaluateParams
+from slipway.params_sections import EvaluateParams
 from slipway.reports.calibration import Worth
 from slipway.reports.evaluation import Evaluation, measure_without_leaked
 from slipway.reports.gates import GateResult, apply_gates, apply_slice_gates

@@ -10,7 +10,7 @@ from slipway.contract import Contract
 from slipway.errors import DataError
 from slipway.metrics import Resampling
 from slipway.paired import PairedDifference, paired_difference
-from slipway.params import Gate
+from slipway.params_sections import Gate
 from slipway.reports.gates import GateResult
 from slipway.reports.slice_scores import RowAnswers, headline
 

@@ -11,7 +11,7 @@ from slipway.cores import num_cores
 from slipway.data.augmentation import AugmentPlan
 from slipway.freed_memory import keep_freed_memory
 from slipway.input_contract import InputContract
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.preprocess import ImageContract
 from slipway.training.batches import ImageChanges, StepShape, TrainingBatches
 from slipway.training.execution import arrange

@@ -15,7 +15,7 @@ from slipway.calibration_fitting import fit_temperature, least_probability, soft
 from slipway.contract import is_classification
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
-from slipway.params import EvaluateParams
+from slipway.params_sections import EvaluateParams
 from slipway.training.features import telling_layer
 from slipway.training.networks import Network
 from slipway.training.outlier_score import OutlierScore, digest, fit_outlier_score

@@ -5,7 +5,7 @@ A function of the metrics so far, which every save holds, so there is no other s
 
 from collections.abc import Mapping, Sequence
 
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 
 
 def has_ended(history: Sequence[Mapping[str, float]], params: TrainParams) -> bool:

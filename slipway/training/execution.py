@@ -10,7 +10,7 @@ from torch import nn
 
 from slipway.contract import Task, is_table
 from slipway.errors import ParamsError, UnavailableError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.strategies import Placement
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from slipway import files
 from slipway.contract import Contract
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.strategies import Placement
 
 # Params of the section train that decide how it runs and what it keeps on the way, and neither its rows nor its steps.

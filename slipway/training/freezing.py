@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from torch import nn
 
 from slipway.errors import ParamsError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.networks import Network
 
 _BACKBONE = "backbone."

@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from slipway.errors import TrainingError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.batches import Batch
 
 _LOWEST_LOSS_SCALE = 1.0  # DeepSpeed's floor; torch's scaler has none and would sink until nothing is left of the gradient

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from slipway.data.augmentation import AugmentPlan, open_augmented
 from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.errors import DataError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.batches import StepShape, cut_step
 from slipway.training.execution import check_execution
 from slipway.training.fingerprint import Fingerprint, take_fingerprint

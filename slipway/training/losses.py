@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from slipway.contract import is_classification
 from slipway.errors import ParamsError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.batches import Mixing
 from slipway.training.networks import Network
 from slipway.training.optimizers import decays

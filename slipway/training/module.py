@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipway.contract import is_classification
 from slipway.errors import TrainingError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.augmentation import augment_batch
 from slipway.training.batches import Batch
 from slipway.training.epoch_sums import EpochSums

@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.freezing import num_frozen, parts_of
 from slipway.training.networks import Network
 

@@ -18,7 +18,7 @@ from slipway.data.audit_folds import AUDITED, audit_folds
 from slipway.data.augmentation import open_augmented
 from slipway.data.packed import PackedSplit, open_split, read_manifest
 from slipway.errors import SchemaError
-from slipway.params import AuditParams, TrainParams
+from slipway.params_sections import AuditParams, TrainParams
 from slipway.training.fingerprint import code_of_stage, take_fingerprint
 from slipway.training.job import TrainingData, drawn_network, network_spec
 from slipway.training.networks import Network, TrainingSetup

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from slipway.errors import ParamsError, UnavailableError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.networks import Network
 
 _TIMM = "timm/"

@@ -19,7 +19,7 @@ from slipway.data.augmentation import open_augmented
 from slipway.data.packed import open_split, read_manifest
 from slipway.metrics import Resampling
 from slipway.paired import PairedDifference, paired_difference
-from slipway.params import EvaluateParams, PruneParams, TrainParams
+from slipway.params_sections import EvaluateParams, PruneParams, TrainParams
 from slipway.reports.console import number, size, text_table
 from slipway.training.calibrating import Calibrator, FittedCalibration
 from slipway.training.job import TrainingData, count_parameters

@@ -14,7 +14,7 @@ from torch import distributed
 
 from slipway import files
 from slipway.contract import is_classification
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
 from slipway.training.batches import ValidationBatches, training_loader, validation_loader
 from slipway.training.costs import CostMeter, write_costs

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.early_stopping import has_ended
 from slipway.training.module import TrainingModule
 from slipway.training.networks import Stretch

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 
 from slipway.contract import is_classification
 from slipway.errors import UnavailableError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
 from slipway.training.batches import ValidationBatches, cut_step, training_loader, validation_loader
 from slipway.training.job import TrainingData

@@ -1,6 +1,6 @@
 """What a training says of itself before its first step."""
 
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.job import Job
 from slipway.training.positions import Position
 from slipway.training.saves import Save

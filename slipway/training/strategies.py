@@ -18,7 +18,7 @@ from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 from torch import Tensor
 
 from slipway.errors import ParamsError, TrainingError, UnavailableError
-from slipway.params import Offload, TrainParams
+from slipway.params_sections import Offload, TrainParams
 from slipway.training.launchers import Launch, cluster_environment, find_launch
 from slipway.training.networks import TrainingSetup
 

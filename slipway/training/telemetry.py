@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.preprocess import ImageContract
 from slipway.training.board import Board
 from slipway.training.gradients import engine_norm, loss_scale, whole_tensors

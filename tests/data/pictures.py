@@ -16,7 +16,7 @@ from slipway.data.cleaning import Cleaned, clean_samples, collect, digest_pixels
 from slipway.data.digests import DigestList
 from slipway.data.samples import RawSample
 from slipway.files import sha256_bytes
-from slipway.params import CleanParams, DataParams
+from slipway.params_sections import CleanParams, DataParams
 from slipway.preprocess import ImageContract
 from tests.project_params import PROJECT, clean_params
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from slipway.data.raw_tables import read_raw_table
 from slipway.data.table_cleaning import CleanedTable, clean_table
-from slipway.params import ColumnParams, DataParams
+from slipway.params_sections import ColumnParams, DataParams
 from tests.project_params import PROJECT, clean_params
 
 

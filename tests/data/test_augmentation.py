@@ -16,7 +16,7 @@ from slipway.data.augmentation import (
 )
 from slipway.data.packed import PackedManifest
 from slipway.errors import ParamsError, SchemaError
-from slipway.params import Operation
+from slipway.params_sections import Operation
 from tests.data.pictures import CONTRACT
 from tests.project_params import augment_params
 

@@ -14,7 +14,7 @@ from slipway.data.look_of_bytes import looks_like
 from slipway.data.rules import IMAGE_RULES
 from slipway.data.samples import Fault, RawSample
 from slipway.errors import DataError
-from slipway.params import CleanParams
+from slipway.params_sections import CleanParams
 from slipway.preprocess import FORMATS
 from tests.data.pictures import CLEAN, cleaned_by, encode, from_memory, picture, pixels, sample
 from tests.project_params import PROJECT, clean_params

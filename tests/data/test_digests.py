@@ -11,7 +11,7 @@ from slipway.data.digests import read_digests
 from slipway.data.sources import read_samples
 from slipway.errors import DataError
 from slipway.files import sha256_bytes
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 from tests.data.pictures import cleaned_by, data_params, picture, write_folder, write_parquet
 from tests.project_params import clean_params
 

@@ -12,7 +12,7 @@ from slipway.contract import Task
 from slipway.data.cleaning import Cleaned
 from slipway.data.image_quality import measure
 from slipway.data.samples import RawSample
-from slipway.params import CleanParams
+from slipway.params_sections import CleanParams
 from tests.data.pictures import cleaned_by, encode, from_memory, picture, sample
 from tests.project_params import clean_params
 

@@ -12,7 +12,7 @@ from slipway import files
 from slipway.data.raw_columns import RawCells, read_raw_columns
 from slipway.data.table_source import read_json_rows
 from slipway.errors import DataError, IntegrityError
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 from tests.data.pictures import picture
 from tests.data.raw_files import data_params, said, write_csv
 

@@ -17,7 +17,7 @@ from slipway.data.rows import PURGED, ROWS, SPLIT_ROWS
 from slipway.data.split_report import report, summary
 from slipway.data.splitting import Split, check_columns, split_rows
 from slipway.errors import DataError
-from slipway.params import SplitParams
+from slipway.params_sections import SplitParams
 from tests.data.pictures import row
 from tests.project_params import split_params
 

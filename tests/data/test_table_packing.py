@@ -13,7 +13,7 @@ from slipway.data.table_cleaning import CleanedTable
 from slipway.data.table_packing import encode_cells, pack_table, rare_categories
 from slipway.data.table_source import read_json_rows
 from slipway.errors import CellError, DataError, IntegrityError
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 from tests.data.raw_files import cleaned, data_params, write_csv
 from tests.project_params import PROJECT
 

@@ -9,7 +9,7 @@ from slipway.doctor.cures import candidates, find_bottleneck
 from slipway.doctor.forecast import Facts, best_num_workers, expected_step_ms
 from slipway.doctor.loader_times import LoaderTimes
 from slipway.doctor.step_times import PARTS, Clock, Part
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.strategies import Placement
 from tests.project_params import PROJECT
 

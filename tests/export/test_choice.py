@@ -2,7 +2,7 @@ import pytest
 
 from slipway.bundle import Figures, Metric, Ratio
 from slipway.export.choice import choose
-from slipway.params import GoalParams
+from slipway.params_sections import GoalParams
 
 MEANT_FOR = {"fp32": True, "fp16": False, "int8": True, "int8_dynamic": True}
 

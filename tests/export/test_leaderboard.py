@@ -15,7 +15,7 @@ from slipway.export.choice import MOST_BATCH_DEPENDENCE, choose
 from slipway.export.leaderboard import Contest, Effort, measure_provider, metric_loss
 from slipway.export.timing import fewest_rounds, measure_in_turns, median_ratio
 from slipway.metrics import Resampling
-from slipway.params import GoalParams
+from slipway.params_sections import GoalParams
 from slipway.reports.leaderboard_page import Line
 from tests.packed_rows import packed_split
 

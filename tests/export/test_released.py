@@ -18,7 +18,7 @@ from slipway.errors import BundleError, CertificateError, IntegrityError
 from slipway.export import release as releasing
 from slipway.export.release import RELEASED, read_known_rows, release
 from slipway.export.released import ask_released, open_released
-from slipway.params import DataParams
+from slipway.params_sections import DataParams
 from slipway.preprocess import array_from_bytes
 from tests.data.raw_files import data_params
 from tests.packed_rows import packed_split

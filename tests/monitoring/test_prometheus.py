@@ -15,6 +15,7 @@ from serving.keys import digest_of, make_key
 from tests.monitoring.prometheus import Prometheus, watching
 from tests.monitoring.queries import MONITORING, base_name, metric_names, queries, recorded, rule_groups, unknown_names
 from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, free_port, running
 
 pytestmark = [
@@ -26,10 +27,7 @@ PNG = {"content-type": "image/png"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("watched")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-    with running(folder) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("watched")) as server:
         yield server
 
 

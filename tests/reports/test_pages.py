@@ -15,7 +15,7 @@ from slipway.bundle import Metric
 from slipway.columns import Column, ColumnContract
 from slipway.errors import MetricError
 from slipway.metrics import Resampling, measure
-from slipway.params import Gate
+from slipway.params_sections import Gate
 from slipway.preprocess import ImageContract
 from slipway.reports import charts, html_page
 from slipway.reports.charts import Series

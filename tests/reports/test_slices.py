@@ -15,7 +15,7 @@ from slipway.data.raw_columns import RawCells
 from slipway.data.rows import SPLIT_ROWS
 from slipway.errors import IntegrityError, MetricError
 from slipway.metrics import Resampling
-from slipway.params import Gate
+from slipway.params_sections import Gate
 from slipway.reports.gates import apply_slice_gates
 from slipway.reports.slice_scores import RowAnswers, SliceScores, adjusted_p_values, score_slices
 from slipway.reports.slices import Dimension, brightness, built_in_dimensions, by_category, by_date, by_number, of_column

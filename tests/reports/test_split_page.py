@@ -7,7 +7,7 @@ import pyarrow as pa
 from slipway.data.rows import ROWS
 from slipway.data.split_report import report
 from slipway.data.splitting import split_rows
-from slipway.params import SplitParams
+from slipway.params_sections import SplitParams
 from slipway.reports.split_page import split_page
 from tests.data.pictures import row
 from tests.project_params import split_params

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.rollout import commands
 from serving.settings import Settings, read_settings
 from tests.serving.bundles import certify, row_classifier, write_bundle
 
@@ -35,3 +36,9 @@ def make_settings(certified: Path) -> MakeSettings:
         return read_settings({f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | variables).items()})
 
     return make
+
+
+@pytest.fixture
+def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of its own for each candidate: it takes seconds, and has tests of its own."""
+    monkeypatch.setattr(commands, "rehearse", lambda settings: None)

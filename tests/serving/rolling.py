@@ -1,7 +1,7 @@
-"""Candidates on disk that answer otherwise than the stable model, and what each of them answers."""
+"""Candidates on disk that answer otherwise than the stable model, what each of them answers, and orders to one worker in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from serving.front import Front
 from serving.inference import Inference
+from serving.rollout import commands
+from serving.rollout.state import Plan, read_rollout
 from serving.settings import Settings
+from slipway.bundle import Metric
 from slipway.preprocess import array_from_bytes
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, picture, write_bundle
 from tests.serving.in_process import behind
@@ -116,3 +119,34 @@ class Callers:
     async def end(self) -> None:
         self._going = False
         await asyncio.gather(*self._tasks)
+
+
+Work = Callable[[Any, Inference], Coroutine[Any, Any, None]]
+QUICK = Plan(steps=(0.2, 1.0), hold_s=0.0, hold_requests=20)
+
+
+def run(settings: Settings, work: Work, seconds: float = 60) -> None:
+    async def main() -> None:
+        async with following(settings) as (client, inference):
+            await work(client, inference)
+
+    asyncio.run(asyncio.wait_for(main(), seconds))
+
+
+async def propose(inference: Inference, *arguments: Any, **options: Any) -> None:
+    await asyncio.to_thread(commands.propose, inference.settings, *arguments, **options)
+
+
+async def serves(inference: Inference, version: str) -> None:
+    """Wait until it is the stable model, and nothing is on its way."""
+    await settle(inference, lambda: inference.model is not None and inference.model.version == version)
+    await settle(inference, lambda: read_rollout(inference.settings.state).candidate is None)
+
+
+def last_event(inference: Inference) -> tuple[str, str]:
+    event = read_rollout(inference.settings.state).events[-1]
+    return event.what, event.reason
+
+
+def low_accuracy(value: float) -> dict[str, Any]:
+    return {"metrics": {"accuracy": Metric(value=value, low=value, high=value, confidence=0.95, rows=100)}}

@@ -17,6 +17,7 @@ import pytest
 from serving.connections import LINGER_S, MAX_HEADER_BYTES, MOST_LINGERING
 from serving.responses import ERRORS
 from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, running
 
 pytestmark = pytest.mark.slow
@@ -27,10 +28,7 @@ PNG = {"content-type": "image/png"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("connections")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-    with running(folder, request_timeout_s=TIMEOUT_S, max_connections=MAX_CONNECTIONS) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("connections"), request_timeout_s=TIMEOUT_S, max_connections=MAX_CONNECTIONS) as server:
         yield server
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from serving.framing import require_clear_framing
 from serving.responses import Refusal
-from tests.serving.bundles import certify, write_bundle
-from tests.serving.server import Server, running
+from tests.serving.ready_service import ready_service
+from tests.serving.server import Server
 from tests.serving.test_connections import answers, error_in
 
 Headers = list[tuple[bytes, bytes]]
@@ -70,10 +70,7 @@ def test_an_expectation_that_cannot_be_met_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("framing")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-    with running(folder, request_timeout_s=0.5) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("framing"), request_timeout_s=0.5) as server:
         yield server
 
 

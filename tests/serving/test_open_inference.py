@@ -20,16 +20,15 @@ from tests.serving.bundles import (
     LABELS,
     ROW,
     SIZE_PX,
-    certify,
     picture,
     probabilities,
     row_classifier,
     table_row,
-    write_bundle,
 )
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run
-from tests.serving.server import Server, running
+from tests.serving.ready_service import ready_service
+from tests.serving.server import Server
 
 INFER = "/v2/models/slipway/infer"
 HEAD_LENGTH = "inference-header-content-length"
@@ -37,19 +36,13 @@ HEAD_LENGTH = "inference-header-content-length"
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("images")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-    with running(folder) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("images")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("table")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle", row_classifier()))
-    with running(folder) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("table"), row_classifier()) as server:
         yield server
 
 

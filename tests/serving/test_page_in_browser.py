@@ -12,6 +12,7 @@ from slipway.bundle import OutputContract
 from slipway.preprocess import array_from_bytes
 from tests.serving.browser import Tab, browsing, command
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, certify, picture, probabilities, row_classifier, row_sum, write_bundle
+from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, running
 from tests.serving.watched import pictures, watched_bundle
 
@@ -50,10 +51,7 @@ def label_of(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("images")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-    with running(folder) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("images")) as server:
         yield server
 
 

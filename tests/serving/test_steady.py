@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from serving.tuning.load import REFUSED, ask_each, by_status, http_request
-from tests.serving.bundles import certify, write_bundle
 from tests.serving.generated import image_case
-from tests.serving.server import Server, running
+from tests.serving.ready_service import ready_service
+from tests.serving.server import Server
 
 pytestmark = pytest.mark.slow
 GROWTH_BYTES = 10_000_000
@@ -59,10 +59,7 @@ def _number(name: str, status: str) -> int:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("steady")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-    with running(folder, max_body_bytes=200_000) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("steady"), max_body_bytes=200_000) as server:
         yield server
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from serving.responses import ERRORS
 from serving.tuning.load import REFUSED, Answer, ask_each, by_status, http_request
-from tests.serving.bundles import certify, picture, row_classifier, table_row, write_bundle
+from tests.serving.bundles import picture, row_classifier, table_row
 from tests.serving.generated import Case, finite, image_case, is_right, table_case
-from tests.serving.server import Server, running
+from tests.serving.ready_service import ready_service
+from tests.serving.server import Server
 
 pytestmark = pytest.mark.slow
 # These are about the request, not about one field of it.
@@ -24,19 +25,15 @@ MAX_BODY_BYTES, MAX_ROWS = 200_000, 1000
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("images")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-    with running(folder, max_body_bytes=MAX_BODY_BYTES, max_rows=MAX_ROWS) as server:
-        server.wait()
+    with ready_service(tmp_path_factory.mktemp("images"), max_body_bytes=MAX_BODY_BYTES, max_rows=MAX_ROWS) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("table")
-    certify(folder / "certificate.json", write_bundle(folder / "bundle", row_classifier()))
-    with running(folder, workers=2, max_body_bytes=MAX_BODY_BYTES, max_rows=MAX_ROWS) as server:
-        server.wait()
+    with ready_service(
+        tmp_path_factory.mktemp("table"), row_classifier(), workers=2, max_body_bytes=MAX_BODY_BYTES, max_rows=MAX_ROWS
+    ) as server:
         yield server
 
 

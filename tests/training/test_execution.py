@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from slipway.errors import ParamsError, UnavailableError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.execution import arrange, check_execution
 from slipway.training.networks import build_network
 from slipway.training.strategies import Placement

@@ -11,7 +11,8 @@ from slipway.data.augmentation import plan_from_params, write_plan
 from slipway.data.packed import open_split, read_manifest
 from slipway.data.rows import PACKED_ROWS, SPLIT_ROWS, read_table, write_table
 from slipway.errors import SchemaError, UnavailableError
-from slipway.params import AuditParams, TrainParams, load_params
+from slipway.params import load_params
+from slipway.params_sections import AuditParams, TrainParams
 from slipway.training.offline_copies import copy_id, original_rows, write_copies
 from slipway.training.out_of_fold import FoldPaths, FoldTraining, plan_folds, predict_out_of_fold
 from tests.project_params import augment_params

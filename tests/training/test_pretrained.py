@@ -10,7 +10,7 @@ import timm
 import torch
 
 from slipway.errors import ParamsError, UnavailableError
-from slipway.params import TrainParams
+from slipway.params_sections import TrainParams
 from slipway.training.networks import Network, build_network
 from slipway.training.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
 from tests.project_params import PROJECT

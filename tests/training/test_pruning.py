@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from slipway import files
 from slipway.calibration import Calibration
 from slipway.errors import IntegrityError, ParamsError, SchemaError
-from slipway.params import PruneParams, load_params
+from slipway.params import load_params
+from slipway.params_sections import PruneParams
 from slipway.preprocess import ImageContract
 from slipway.training.networks import Network, build_network, read_model_card, save_checkpoint
 from slipway.training.pruned import load_pruned, network_of, read_pruned, save_pruned

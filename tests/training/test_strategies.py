@@ -5,7 +5,8 @@ import pytest
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
 
 from slipway.errors import ParamsError, TrainingError, UnavailableError
-from slipway.params import TrainParams, load_params
+from slipway.params import load_params
+from slipway.params_sections import TrainParams
 from slipway.training.launchers import Launch
 from slipway.training.strategies import Machine, check_actual, place
 from tests.training.conftest import ROOT

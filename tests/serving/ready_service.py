@@ -1,0 +1,19 @@
+"""A real service of a tiny certified bundle, ready to be asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+
+from tests.serving.bundles import certify, write_bundle
+from tests.serving.server import Server, running
+
+
+@contextmanager
+def ready_service(folder: Path, graph: onnx.ModelProto | None = None, **settings: object) -> Iterator[Server]:
+    """The bundle and its certificate are written to `folder`; `settings` are further SLIPWAY_ variables."""
+    certify(folder / "certificate.json", write_bundle(folder / "bundle", graph))
+    with running(folder, **settings) as server:  # type: ignore[arg-type]  # its own arguments have other names
+        server.wait()
+        yield server

@@ -1,0 +1,326 @@
+"""The state of rollouts: commands, files that are wrong or cannot be written, and `POST /rollout`."""
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.inference import Inference
+from serving.payload import Payload
+from serving.rollout import commands
+from serving.rollout.__main__ import main
+from serving.rollout.rehearsal import rehearse
+from serving.rollout.state import Allowed, Model, Plan, RolloutError, change_rollout, read_rollout
+from serving.rollout.store import settings_of
+from slipway.bundle import load_bundle
+from tests.serving.bundles import LABELS
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import error_of, metric
+from tests.serving.rolling import (
+    PICTURES,
+    last_event,
+    low_accuracy,
+    propose,
+    run,
+    scaled_classifier,
+    settle,
+    write_candidate,
+)
+
+
+def test_without_a_worker_a_deployed_model_is_checked_here_and_served_at_the_next_start(
+    certified: Path, make_settings: MakeSettings
+) -> None:
+    settings = make_settings()
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    with pytest.raises(RolloutError, match="no worker follows"):
+        commands.propose(settings, "canary", bundle)
+    rollout = commands.propose(settings, "deploy", bundle)  # with a real rehearsal
+    assert rollout.stable
+    assert (rollout.candidate, rollout.stable.version) == (None, load_bundle(bundle).version)
+    worse = write_candidate(certified / "worse", scaled_classifier(3), **low_accuracy(0.5))
+    with pytest.raises(RolloutError, match=r"its accuracy is 0\.5"):
+        commands.propose(settings, "deploy", worse)
+    assert commands.wait(settings, 0.0) == (read_rollout(settings.state), [])
+    assert commands.rollback(settings).stable is not None  # the copy of SLIPWAY_BUNDLE that was made before
+
+
+def test_a_model_that_ends_the_process_that_loads_it_is_refused_with_the_signal(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (certified / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    monkeypatch.setenv("PYTHONPATH", str(certified))
+    with pytest.raises(RolloutError, match="was ended by SIGSEGV while it was loaded"):
+        rehearse(make_settings())
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_what_is_typed_is_what_is_proposed(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("serving.rollout.__main__.read_settings", make_settings)
+    proposed: list[dict[str, Any]] = []
+    propose_it = commands.propose
+
+    def propose(*arguments: Any, **options: Any) -> Any:
+        proposed.append(options)
+        return propose_it(*arguments, **options)
+
+    monkeypatch.setattr(commands, "propose", propose)
+    main(["deploy", str(bundle), "--allow-metric-loss", "any", "--allow-other-contract"])
+    assert capsys.readouterr().out == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it\n"
+    assert proposed[0]["allowed"] == Allowed(metric_loss=None, other_contract=True)
+    typed = ["--steps", "2.5,50", "--hold-seconds", "0", "--hold-requests", "7", "--slow-ms", "20", "--allow-disagreement", "0.2"]
+    for arguments, reason in [
+        (["canary", str(bundle), *typed], "no worker follows"),
+        (["promote"], "there is no candidate"),
+        (["deploy", str(certified / "nothing")], "is not a bundle"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 1
+        assert reason in capsys.readouterr().err
+    assert proposed[1]["plan"] == Plan(steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02)
+    assert proposed[1]["allowed"].disagreement == 0.2
+    with pytest.raises(SystemExit):
+        main(["canary", str(bundle), "--steps", "0,50"])
+    capsys.readouterr()
+    main(["status"])
+    assert json.loads(capsys.readouterr().out)["stable"] == load_bundle(bundle).version
+
+
+async def told(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> int:
+    """How many of these requests' truths were joined; they are told again until all of them are written down."""
+    truths = [{"request_id": one, "truth": LABELS[LABELS.index(label) - wrong]} for one, label in answers]
+    joined: set[str] = set()
+    for _ in range(100):
+        response = await client.post("/feedback", json={"feedback": truths}, headers={"content-type": "application/json"})
+        joined |= {truth["request_id"] for truth, heard in zip(truths, response.json()["feedback"], strict=True) if heard["joined"]}
+        if len(joined) == len(truths):
+            break
+        await asyncio.sleep(0.1)
+    return len(joined)
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_settings: MakeSettings) -> None:
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    versions = [load_bundle(path).version for path in (make_settings().bundle, bundle)]
+
+    async def work(client: Any, inference: Inference) -> None:
+        await propose(inference, "canary", bundle, plan=Plan(steps=(0.1, 1.0)))
+        await settle(inference, lambda: inference.canary is not None and inference.canary.share > 0)
+        asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
+        while len(asked[versions[1]]) < 20:
+            answer = (await client.post("/predict", content=PICTURES[0])).json()
+            asked[answer["model_version"]].append((answer["request_id"], answer["label"]))
+        assert len(asked[versions[0]]) > 40
+        last = (await client.post("/predict", content=PICTURES[0])).json()
+        await told(client, [(last["request_id"], last["label"])], wrong=False)  # all that was before is written down, too
+        inference.rollout.note_wrong("of a third model")
+        assert await told(client, asked[versions[0]][:40], wrong=True) == 40  # only the candidate's own errors bring it back
+        await asyncio.sleep(1.5)
+        assert inference.canary is not None
+        assert await told(client, asked[versions[1]], wrong=True) == 20
+        await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
+        assert last_event(inference)[1].startswith("by feedback its answers are wrong more often than the stable model's: ")
+        assert re.search(r": (1[0-9]|20) of \d+ of its requests, 40 of", last_event(inference)[1])
+
+    run(make_settings(), work)
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+
+    async def work(client: Any, inference: Inference) -> None:
+        await propose(inference, "shadow", bundle)
+        with pytest.raises(RolloutError, match=r"is on its way \(shadow, .*`promote` it or `rollback` first"):
+            await propose(inference, "deploy", write_candidate(certified / "other", scaled_classifier(3)))
+        with pytest.raises(RolloutError, match="is on its way"):
+            commands.reset(settings)
+        await settle(inference, lambda: inference.rollout.is_shadowing)
+        await asyncio.to_thread(commands.promote, settings)
+        await settle(inference, lambda: inference.model is not None and inference.model.version == load_bundle(bundle).version)
+        assert last_event(inference)[0] == "swapped"
+        with pytest.raises(RolloutError, match="there is no candidate"):
+            commands.promote(settings)
+
+    run(settings, work)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "has format version None"),
+        ('{"format_version": 9}', "has format version 9"),
+        ('{"format_version": 1}', "is not a rollout"),
+    ],
+)
+def test_a_state_that_is_not_understood_is_named_and_costs_no_model(make_settings: MakeSettings, content: str, reason: str) -> None:
+    settings = make_settings()
+
+    async def spoilt(client: Any, inference: Inference) -> None:
+        (settings.state / "rollout.json").write_text(content)
+        await asyncio.sleep(0.6)
+        assert (await client.post("/predict", content=PICTURES[0])).status_code == 200
+        (settings.state / "rollout.json").unlink()
+        change_rollout(settings.state, lambda rollout: rollout.with_event("refused", "x", "to be counted"))
+        await settle(inference, lambda: metric(inference, 'slipway_swaps_total{outcome="refused"}') == 1)  # it follows again
+
+    run(settings, spoilt)
+    (settings.state / "rollout.json").write_text(content)
+    with pytest.raises(RolloutError, match=reason):
+        read_rollout(settings.state)
+
+
+def test_a_service_does_not_start_on_another_model_than_was_rolled_out(make_settings: MakeSettings) -> None:
+    """It says why, and goes on as soon as the state is put right."""
+    settings = make_settings()
+    gone = Model(folder="0123456789ab-01234567", version="0123456789ab", digest="0" * 64)
+    change_rollout(settings.state, lambda rollout: rollout.changed(stable=gone))
+
+    async def work(client: Any, inference: Inference) -> None:
+        response = await client.get("/readyz")
+        assert response.status_code == 503
+        assert "python -m serving.rollout reset" in error_of(response)["message"]
+        await asyncio.to_thread(commands.reset, settings)
+        await settle(inference, lambda: inference.model is not None)
+        assert (await client.get("/readyz")).status_code == 200
+
+    run(settings, work)
+
+
+def test_what_dead_workers_said_is_forgotten(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+
+    async def nothing(client: Any, inference: Inference) -> None:
+        (own,) = (settings.state / "rollout.d").glob("*.json")
+        report = json.loads(own.read_bytes())
+        assert (report["process"], report["stopped"]) == (os.getpid(), False)
+
+    run(settings, nothing)
+    (own,) = (settings.state / "rollout.d").glob("*.json")
+    left = json.loads(own.read_bytes())
+    assert left["stopped"]
+    dead = own.with_name(f"{os.getpid()}-1.json")  # an earlier process of this number
+    dead.write_text(json.dumps(left | {"started": 1, "stopped": False}))
+    run(settings, nothing)
+    assert not dead.exists()
+
+
+def test_verify_is_not_led_astray_by_what_is_rolled_out(make_settings: MakeSettings) -> None:
+    settings = make_settings(accept_draft="true")
+    gone = Model(folder="0123456789ab-01234567", version="0123456789ab", digest="0" * 64)
+    change_rollout(settings.state, lambda rollout: rollout.changed(stable=gone))
+
+    async def main() -> None:
+        inference = Inference(settings)
+        inference.start()
+        await inference.loaded()
+        assert inference.model is not None
+        await inference.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    settings.state.mkdir()
+    settings.state.chmod(0o500)
+
+    async def main() -> None:
+        inference = Inference(settings)
+        inference.start()
+        await inference.loaded()
+        await asyncio.sleep(0.6)
+        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
+        await inference.stop()
+
+    try:
+        asyncio.run(main())
+    finally:
+        settings.state.chmod(0o700)
+
+
+def test_a_state_in_place_of_a_folder_costs_no_request(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    settings.state.write_text("a file where a folder should be")
+
+    async def main() -> None:
+        inference = Inference(settings)
+        inference.start()
+        await inference.loaded()
+        await asyncio.sleep(0.6)
+        assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
+        await inference.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_operators_can_ask_over_http(certified: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    json_type = {"content-type": "application/json"}
+
+    async def work(client: Any, inference: Inference) -> None:
+        body = {"command": "canary", "bundle": str(bundle), "plan": {"steps": [0.5], "hold_s": 100}}
+        response = await client.post("/rollout", json=body, headers=json_type)
+        assert response.status_code == 202
+        assert response.json()["candidate"]["mode"] == "canary"
+        await settle(inference, lambda: inference.canary is not None)
+        conflict = await client.post("/rollout", json=body, headers=json_type)
+        assert (conflict.status_code, error_of(conflict)["code"]) == (409, "rollout_refused")
+        assert (await client.post("/rollout", json={"command": "promote"}, headers=json_type)).status_code == 202
+        await settle(inference, lambda: inference.model is not None and inference.model.version == load_bundle(bundle).version)
+
+    run(settings, work)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "command"),
+        ([], "command"),
+        ({"command": "dance"}, "command"),
+        ({"command": "deploy"}, "bundle"),
+        ({"command": "deploy", "bundle": "x", "bundel": "y"}, "bundel"),
+        ({"command": "canary", "bundle": "x", "plan": {"steps": [2.0]}}, "plan.steps.0"),
+        ({"command": "promote", "bundle": "x"}, "bundle"),
+        ({"command": "deploy", "bundle": "x", "plan": {"steps": [0.1] * 300}}, None),
+    ],
+)
+def test_a_wrong_order_is_named(make_settings: MakeSettings, body: Any, field: str | None) -> None:
+    async def work(client: Any, inference: Inference) -> None:
+        response = await client.post("/rollout", json=body, headers={"content-type": "application/json"})
+        error = error_of(response)
+        assert (response.status_code, error["code"], error["field"]) == (422, "rollout_invalid", field)
+
+    run(make_settings(), work)
+
+
+def test_an_order_has_to_be_json_so_that_no_page_elsewhere_can_send_it(make_settings: MakeSettings) -> None:
+    async def work(client: Any, inference: Inference) -> None:
+        response = await client.post("/rollout", content=b'{"command": "reset"}', headers={"content-type": "text/plain"})
+        assert error_of(response)["code"] == "unsupported_media_type"
+
+    run(make_settings(), work)
+
+
+def test_settings_of_a_copy_name_the_copy(make_settings: MakeSettings, certified: Path) -> None:
+    settings = make_settings()
+    model = commands.propose(settings, "deploy", settings.bundle).stable
+    copied = settings_of(settings, model)
+    assert copied.bundle.is_relative_to(settings.state)
+    assert load_bundle(copied.bundle).digest == load_bundle(settings.bundle).digest
+    assert settings_of(settings, None) == settings
