@@ -5,7 +5,8 @@ decoding, digests, quality rules and near duplicates, and compares that with dec
 of processes. `clean` itself decodes colour JPEGs to luma and colours only where there may be a copy, so it may be faster than that.
 It prints and writes one table. CIFAR10_FOLDER holds train.parquet and test.parquet.
 
-`python -m bench.cleaning --growth COUNT` is a process of its own for the memory and time of COUNT made facts.
+`python -m bench.cleaning --growth COUNT` is a process of its own for the memory and time of COUNT made facts; `bench.growth` has the
+whole stage.
 """
 
 import io
@@ -27,14 +28,15 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
+import bench.growth
 from bench.conditions import conditions
+from bench.growth import COUNTS
 from slipway import files
 from slipway.cores import num_cores
 from slipway.data.cleaning import clean_samples, collect, digest_pixels
 from slipway.data.image_quality import THUMBNAIL_PX, measure
 from slipway.data.inspection import FACTS
 from slipway.data.near_duplicates import find_twins
-from slipway.data.samples import RawSample
 from slipway.data.sources import read_samples
 from slipway.preprocess import decode_image
 from tests.project_params import PROJECT, clean_params
@@ -202,9 +204,9 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
 
 
 def growth() -> list[str]:
-    """Lines of the table: seconds and memory to compare N rows of made facts, each count in a process of its own."""
+    """Lines of the table: processor time and memory to compare N rows of made facts, each count in a process of its own."""
     lines = []
-    for count in (20_000, 100_000, 200_000, 500_000, 1_000_000):
+    for count in COUNTS:
         command = [sys.executable, "-m", "bench.cleaning", "--growth", str(count)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         lines.append(f"| comparing {count:,} with each other | {done.stdout.strip()} |")
@@ -212,7 +214,7 @@ def growth() -> list[str]:
 
 
 def growth_of(count: int) -> str:
-    """Seconds, without making the facts, and memory that no file backs, to compare `count` rows with random thumbnails."""
+    """Processor time, without making the facts, and memory that no file backs, to compare `count` rows with random thumbnails."""
     collect(_facts(4096), CLEAN, "image_classification", lambda _: iter(()))  # what is loaded once
     before, most = _anonymous_bytes(), 0
     done = threading.Event()
@@ -222,19 +224,19 @@ def growth_of(count: int) -> str:
         while not done.wait(0.02):
             most = max(most, _anonymous_bytes())
 
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in _facts(count):
         pass
-    making = time.perf_counter() - begin
+    making = time.process_time() - begin
     watcher = threading.Thread(target=watch)
     watcher.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     collect(_facts(count), CLEAN, "image_classification", lambda _: iter(()))
-    seconds = time.perf_counter() - begin - making
+    seconds = time.process_time() - begin - making
     done.set()
     watcher.join()
     held = max(most - before, 0)
-    return f"{seconds:.1f} s, {1e6 * seconds / count:.0f} us a row; {held / 2**20:.0f} MiB held at most, {held / count:.0f} bytes a row"
+    return f"{1e6 * seconds / count:.1f} us of a processor a row; {held / 2**20:.0f} MiB held at most, {held / count:.0f} bytes a row"
 
 
 def _anonymous_bytes() -> int:
@@ -272,24 +274,6 @@ def _fixed(values: NDArray[np.uint8]) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(values.shape[1]), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def growth_of_clean() -> list[str]:
-    """Lines of the table: the whole of clean on tiny images in memory, one process."""
-    lines = []
-    for count in (5_000, 10_000, 20_000):
-        begin = time.perf_counter()
-        collect(clean_samples(_tiny(count), CLEAN, 1), CLEAN, "image_classification", lambda _: iter(()))
-        seconds = time.perf_counter() - begin
-        lines.append(f"| clean, {count:,} images of 16x16, one process | {1e6 * seconds / count:.0f} us a row |")
-    return lines
-
-
-def _tiny(count: int) -> Iterator[RawSample]:
-    random = np.random.default_rng(0)
-    for number in range(count):
-        pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        yield RawSample(str(number), simplejpeg.encode_jpeg(pixels, quality=80), "ab"[number % 2], None, None, None)
-
-
 def told(lines: list[str]) -> list[str]:
     """The lines, on the terminal as soon as they are there."""
     print("\n".join(lines), flush=True)
@@ -306,7 +290,7 @@ def main() -> None:
         folder = Path(name) / "photographs"
         photographs = write_photographs(sources, folder)
         lines = told(speed(folder)) + told(near_duplicates(cifar_folder, photographs))
-    lines += told(growth_of_clean()) + told(growth())
+    lines += [*told(growth()), *(told([line])[0] for line in bench.growth.lines())]
     text = "\n".join(
         [
             "# Cleaning images",
@@ -315,7 +299,9 @@ def main() -> None:
             f"{NUM_FILES:,} JPEGs of 400x300 (crops of {len(sources)} photographs) in memory, {num_cores()} processes.",
             f"Each speed is the median of {NUM_ROUNDS} interleaved rounds (smallest to largest), without the start of the processes.",
             "simplejpeg and Pillow decode to RGB. `clean` decodes colour JPEGs to luma, and those that may have a copy again to RGB.",
-            "Growth: one run each, on made facts with random thumbnails; memory is what no file backs, beyond what 4,096 rows left.",
+            "Comparing with each other: one run each, on made facts with random thumbnails, beyond what 4,096 rows left.",
+            "Whole clean: the stage with one worker on grey JPEGs of 16x16 or a table of 10 columns, beyond what 1,000 rows took.",
+            "Memory is what no file backs.",
             "",
             "| what | measured |",
             "|---|---|",

@@ -22,7 +22,7 @@ from slipway.errors import IntegrityError, LockedError
 _CHUNK_BYTES = 1 << 20
 
 
-def sha256_bytes(payload: bytes) -> str:
+def sha256_bytes(payload: bytes | memoryview) -> str:
     """Hex SHA-256 of `payload`."""
     return hashlib.sha256(payload).hexdigest()
 

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from slipway.columns import MAX_TEXT, Kind, read_date
 from slipway.data.raw_tables import EXACT_INTEGERS, NOT_UTF8, RawColumn
+from slipway.data.scratch_arrays import parts_of, taken
+from slipway.data.scratch_tables import scratch_array
 
 MISSING_WORDS = ("", "na", "n/a", "null", "none", "nan")
 TRUE_WORDS = ("true", "yes", "t", "y")
@@ -27,6 +29,7 @@ _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?$"
 DIGEST_BYTES = 32  # SHA-256
 _CELL_BYTES = 16
+_DIGESTED_ROWS = 1 << 12  # at a time
 _NUMBER_MARK, _TEXT_MARK = 1, 2
 
 
@@ -45,12 +48,12 @@ class TypedColumn:
     @cached_property
     def cell_states(self) -> NDArray[np.uint8]:
         """(N,) GOOD, MISSING or BAD."""
-        return self.states[self.raw.codes]
+        return taken(self.states, self.raw.codes)
 
     @cached_property
     def cells(self) -> NDArray[np.float64] | NDArray[np.object_]:
         """(N,) the values of the rows."""
-        return self.values[self.raw.codes]
+        return taken(self.values, self.raw.codes) if self.values.dtype == np.float64 else self.values[self.raw.codes]
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
@@ -58,7 +61,7 @@ class TypedColumn:
         _, keys = np.unique(self.values[self.states == GOOD], return_inverse=True)
         by_value = np.zeros(len(self.values), np.int64)
         by_value[self.states == GOOD] = keys + 1
-        return by_value[self.raw.codes]
+        return taken(by_value, self.raw.codes)
 
     def shown(self, row: int) -> str:
         """The raw cell of a row, for a message."""
@@ -74,8 +77,11 @@ def shown_cell(raw: RawColumn, row: int) -> str:
 def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
     """Read the cells of a raw column as `kind`."""
     values, states = _READERS[kind](raw)
-    gone = np.array([math.nan]) if values.dtype == np.float64 else np.array([""], object)
-    return TypedColumn(raw, kind, np.concatenate([values, gone]), np.append(states, np.uint8(MISSING)))
+    if values.dtype != np.float64:
+        return TypedColumn(raw, kind, np.append(values, ""), np.append(states, np.uint8(MISSING)))
+    numbers = scratch_array((len(values) + 1,), np.float64)
+    numbers[:-1], numbers[-1] = values, math.nan
+    return TypedColumn(raw, kind, numbers, np.append(states, np.uint8(MISSING)))
 
 
 def is_missing(raw: RawColumn) -> NDArray[np.bool_]:
@@ -159,11 +165,15 @@ def _flags(array: pa.Array) -> NDArray[np.bool_]:
 def row_digests(columns: Sequence[RawColumn], rows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], int]:
     """(len(rows), 32) the SHA-256 of each row by its cells in all `columns`, and how many bytes were digested for each."""
     ordered = sorted(columns, key=lambda column: column.name)
-    fields = [_canonical(column)[column.codes[rows]] for column in ordered]
-    matrix = np.concatenate(fields, axis=1) if fields else np.zeros((len(rows), 1), np.uint8)
-    width, content = matrix.shape[1], memoryview(matrix.tobytes())
-    digests = b"".join([hashlib.sha256(content[begin : begin + width]).digest() for begin in range(0, len(content), width)])
-    return np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES), width
+    fields = [_canonical(column) for column in ordered]
+    width, digests = _CELL_BYTES * len(fields) or 1, scratch_array((len(rows), DIGEST_BYTES), np.uint8)
+    for part in parts_of(len(rows), _DIGESTED_ROWS):
+        cells = [field[column.codes[rows[part]]] for field, column in zip(fields, ordered, strict=True)]
+        matrix = np.concatenate(cells, axis=1) if cells else np.zeros((part.stop - part.start, 1), np.uint8)
+        content = memoryview(matrix.tobytes())
+        found = b"".join([hashlib.sha256(content[begin : begin + width]).digest() for begin in range(0, len(content), width)])
+        digests[part] = np.frombuffer(found, np.uint8).reshape(-1, DIGEST_BYTES)
+    return digests, width
 
 
 def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
@@ -177,7 +187,8 @@ def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
 def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
     """(U + 1, 16) the same for equal cells of columns of one name: a mark, then the name with a number's float64, or a text's digest."""
     name = _digest(raw.name, size=7)
-    cells = np.zeros((len(raw.values) + 1, _CELL_BYTES), np.uint8)
+    cells = scratch_array((len(raw.values) + 1, _CELL_BYTES), np.uint8)
+    cells[:] = 0
     cells[:, 1:8] = np.frombuffer(name, np.uint8)
     is_number = np.zeros(len(raw.values), bool)
     if raw.stored != "boolean":

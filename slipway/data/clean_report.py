@@ -3,7 +3,6 @@
 The record is plain: it is made where the rules ran, and drawn by `slipway.reports.clean_page`, which needs nothing else.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -113,7 +112,7 @@ def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
 
 def correction_counts(corrections: pa.ChunkedArray) -> dict[str, int]:
     """Rows by correction, from the column `corrections` of `rows.ROWS`."""
-    return dict(sorted(Counter(pc.list_flatten(corrections).to_pylist()).items()))
+    return class_counts(pc.list_flatten(corrections))
 
 
 def to_json(report: CleanReport) -> dict[str, Any]:

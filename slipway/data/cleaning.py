@@ -25,7 +25,8 @@ from slipway.data.parallel import Engine, ordered_map
 from slipway.data.rows import ROWS, hexadecimal, ids
 from slipway.data.same_pixels import DigestPixels, without_copies
 from slipway.data.samples import RawSample
-from slipway.data.scratch_tables import gathered, stored
+from slipway.data.scratch_arrays import full, rows_where, taken
+from slipway.data.scratch_tables import gathered, is_present, numbers, stored
 from slipway.data.thumbnails import thumbnail_file
 from slipway.errors import DataError
 from slipway.params_sections import CleanParams
@@ -106,12 +107,12 @@ def collect(
         facts = stored(map(thumbnails.take_from, batches), thumbnails.schema)
         facts = digests.check(facts) if digests else facts
         alone = pc.is_valid(facts["rule"])
-        findings.refuse_table(facts.filter(alone))
-        rows = np.flatnonzero(~np.asarray(alone))
+        findings.refuse_table(facts.select(["source", "rule", "detail"]).filter(alone))
+        rows = rows_where(~is_present(facts["rule"]))
         rows = without_copies(facts, rows, thumbnails, again, findings)
         rows = _without_outliers(facts, rows, params, task, findings)
         named = without_look_alikes(facts, rows, thumbnails, params.near_duplicate_bits, findings)
-    findings.flag_table(_with_flags(facts, named.rows))
+    findings.flag_tables(_with_flags(facts, named.rows))
     if len(named.rows) + findings.num_refused != facts.num_rows:
         raise AssertionError(f"{len(named.rows)} kept + {findings.num_refused} refused is not {facts.num_rows} read")
     kept = stored(_row_batches(facts, named, findings), ROWS)
@@ -153,24 +154,30 @@ def _without_outliers(facts: pa.Table, rows: NDArray[np.int64], params: CleanPar
     """Targets far from the others."""
     if is_classification(task) or findings.action("outlier") == "off":
         return rows
-    targets = facts["target"].to_numpy()[rows]
+    targets = taken(numbers(facts["target"]), rows)
     median, deviations = robust_deviations(targets)
-    far = deviations > params.outlier_deviations
+    far = rows_where(deviations > params.outlier_deviations)
     details = [
         f"the target is {value:g}, {deviation:.1f} robust standard deviations from the median {median:g}"
         for value, deviation in zip(targets[far], deviations[far], strict=True)
     ]
     found = gathered(facts.select(["source"]), rows[far])
     findings.apply(found, pa.array(np.ones(found.num_rows, bool)), "outlier", pa.array(details, pa.string()))
-    return rows[~far] if findings.action("outlier") == "refuse" else rows
+    if findings.action("outlier") != "refuse":
+        return rows
+    is_left = full(len(rows), True, np.bool_)
+    is_left[far] = False
+    return taken(rows, rows_where(is_left))
 
 
-def _with_flags(facts: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    """Those of the rows that have flags already."""
-    is_kept = np.zeros(facts.num_rows, bool)
+def _with_flags(facts: pa.Table, rows: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """Batches of those of the rows that have flags already."""
+    is_kept, begin = full(facts.num_rows, False, np.bool_), 0
     is_kept[rows] = True
-    columns = facts.select(["source", "flags", "flag_details"])
-    return columns.filter(pc.and_(pa.array(is_kept), pc.greater(pc.list_value_length(facts["flags"]), 0)))
+    for batch in facts.select(["source", "flags", "flag_details"]).to_batches():
+        kept = pa.array(is_kept[begin : begin + batch.num_rows])
+        yield batch.filter(pc.and_(kept, pc.greater(pc.list_value_length(batch["flags"]), 0)))
+        begin += batch.num_rows
 
 
 def _row_batches(facts: pa.Table, named: Named, findings: Findings) -> Iterator[pa.RecordBatch]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from slipway.data.cells import TypedColumn
 from slipway.data.table_targets import Annotations
+from slipway.files import sha256_bytes
 from slipway.params_sections import RuleParams
 
 _EXACT = 1e-9  # of a standard deviation: what rounding leaves of an exact line
@@ -30,10 +31,10 @@ def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -
 
 def duplicate_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -> dict[str, str]:
     """Names and reasons of those that are equal to one before them."""
-    first: dict[tuple[str, bytes], list[TypedColumn]] = {}
+    first: dict[tuple[str, str], list[TypedColumn]] = {}
     found = {}
     for column in columns:
-        alike = first.setdefault((column.kind, column.keys[alive].tobytes()), [])
+        alike = first.setdefault((column.kind, sha256_bytes(column.keys[alive].data)), [])
         twin = next((other for other in alike if _same_cells(column, other, alive)), None)
         if twin is not None:
             found[column.raw.name] = f"equal to {twin.raw.name!r} in every row"

@@ -1,11 +1,16 @@
 """What the rules found, in columns: which samples are refused, and which are kept under a flag."""
 
+import itertools
+from collections.abc import Iterable
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.data import rules
 from slipway.data.rows import QUARANTINE
+from slipway.data.scratch_arrays import parts_of
+from slipway.data.scratch_tables import gathered, stored
 from slipway.params_sections import Action, RuleParams
 
 FINDINGS = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("source", "rule", "detail", "severity")])
@@ -48,13 +53,13 @@ class Findings:
         if self.action(rule) == "flag":
             self._flagged.append(_findings(sources, rule, details, "flag"))
 
-    def flag_table(self, facts: pa.Table) -> None:
-        """Take over the flags of `inspection.FACTS`."""
-        flags = facts["flags"].combine_chunks()
-        sources = facts["source"].take(pc.list_parent_indices(flags))
-        self._flagged.append(_table(sources, pc.list_flatten(flags), pc.list_flatten(facts["flag_details"].combine_chunks()), "flag"))
-        flagged, refused = pa.concat_tables(self._flagged), pa.concat_tables(self._refused)["source"].combine_chunks()
-        self._flagged = [flagged.filter(pc.invert(pc.is_in(flagged["source"], refused)))]  # a flagged one may be refused later
+    def flag_tables(self, facts: Iterable[pa.RecordBatch]) -> None:
+        """Take over the flags of batches of `inspection.FACTS`. What is flagged and refused is then refused alone."""
+        refused = pa.concat_tables(self._refused)["source"].combine_chunks()
+        earlier = pa.concat_tables(self._flagged).to_batches()
+        flagged = itertools.chain(earlier, itertools.chain.from_iterable(_flags(batch).to_batches() for batch in facts))
+        kept = (batch.filter(pc.invert(pc.is_in(batch["source"], refused))) for batch in flagged)
+        self._flagged = [stored(kept, FINDINGS)]
 
     def flags_of(self, sources: pa.ChunkedArray) -> pa.Array:
         """A list of flags for each of the sources, which are a part of the kept ones, by name."""
@@ -76,7 +81,14 @@ class Findings:
 
 
 def _sorted(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).sort_by([("rule", "ascending"), ("source", "ascending"), ("detail", "ascending")])
+    table = pa.concat_tables(tables)
+    order = np.asarray(pc.sort_indices(table, [(name, "ascending") for name in ("rule", "source", "detail")])).astype(np.int64)
+    return stored((batch for part in parts_of(len(order)) for batch in gathered(table, order[part]).to_batches()), FINDINGS)
+
+
+def _flags(facts: pa.RecordBatch) -> pa.Table:
+    sources = facts["source"].take(pc.list_parent_indices(facts["flags"]))
+    return _table(sources, pc.list_flatten(facts["flags"]), pc.list_flatten(facts["flag_details"]), "flag")
 
 
 def _findings(sources: pa.ChunkedArray, rule: str, details: pa.Array | str, severity: str) -> pa.Table:

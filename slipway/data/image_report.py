@@ -38,7 +38,7 @@ def _counts(findings: pa.Table) -> dict[str, RuleCount]:
 
 
 def _clusters(rows: pa.Table) -> Clusters:
-    named = rows.filter(pc.is_valid(rows["cluster"])).select(["cluster", "source"])
+    named = rows.select(["cluster", "source"]).filter(pc.is_valid(rows["cluster"]))
     sizes = named.group_by("cluster").aggregate([("source", "count")]).sort_by([("source_count", "descending"), ("cluster", "ascending")])
     counts = sizes["source_count"]
     shown = [

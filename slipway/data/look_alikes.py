@@ -11,6 +11,7 @@ from slipway.data import near_duplicates
 from slipway.data.findings import Findings
 from slipway.data.image_quality import THUMBNAIL_PX
 from slipway.data.rows import ids
+from slipway.data.scratch_arrays import full, order_of, parts_of, rows_where, taken
 from slipway.data.scratch_tables import first_bytes, gathered, numbers
 from slipway.data.thumbnails import ThumbnailFile
 
@@ -29,15 +30,13 @@ class Named:
 def without_look_alikes(facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int, findings: Findings) -> Named:
     """The rows by id, without the near duplicates that are refused."""
     rows = _by_id(facts, rows)
-    clusters = np.full(len(rows), -1, np.int32)
+    clusters = full(len(rows), -1, np.int32)
     if findings.action("near_duplicate") == "off":
         return Named(rows, clusters, pa.array([], pa.string()))
     twins = _twins(facts, rows, thumbnails, max_bits)
-    roots = near_duplicates.clusters(twins, len(rows))
-    # From here on only of those that look like another.
-    places = np.unique(twins.pairs)
+    places = np.unique(twins.pairs)  # from here on only of those that look like another
     twins = near_duplicates.Twins(np.searchsorted(places, twins.pairs).reshape(-1, 2), twins.correlations)
-    roots = np.where(roots[places] < 0, -1, np.searchsorted(places, roots[places]))
+    roots = near_duplicates.clusters(twins, len(places), len(rows))
     table = gathered(facts.select(["source", "label", "sha256"]), rows[places])
     _note_conflicts(table, twins, findings)
     later = (roots >= 0) & (roots != np.arange(len(roots)))
@@ -49,21 +48,25 @@ def without_look_alikes(facts: pa.Table, rows: NDArray[np.int64], thumbnails: Th
     clusters[places] = np.where(roots < 0, -1, np.searchsorted(firsts, roots))
     names = ids(table["sha256"].take(pa.array(firsts)))
     if is_refused:
-        is_kept = np.ones(len(rows), bool)
+        is_kept = full(len(rows), True, np.bool_)
         is_kept[places[later]] = False
-        return Named(rows[is_kept], clusters[is_kept], names)
+        kept = rows_where(is_kept)
+        return Named(taken(rows, kept), taken(clusters, kept), names)
     return Named(rows, clusters, names)
 
 
 def _by_id(facts: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    high, low = np.ascontiguousarray(first_bytes(facts["sha256"], _ID_BYTES)[rows]).view(">u8").astype(np.uint64).T
-    return rows[np.lexsort([low, high])]
+    words = taken(first_bytes(facts["sha256"], _ID_BYTES), rows).view(">u8")
+    return taken(rows, order_of(words[:, 0], words[:, 1]))
 
 
 def _twins(facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int) -> near_duplicates.Twins:
     """Pairs of places in `rows`, without those whose pictures have fewer pixels than a thumbnail: these look alike too soon."""
-    large = np.flatnonzero(np.minimum(numbers(facts["width"])[rows], numbers(facts["height"])[rows]) >= THUMBNAIL_PX)
-    twins = near_duplicates.find_twins(thumbnails.at(rows[large]), max_bits)
+    widths, heights, is_large = numbers(facts["width"]), numbers(facts["height"]), full(len(rows), False, np.bool_)
+    for part in parts_of(len(rows)):
+        is_large[part] = np.minimum(widths[rows[part]], heights[rows[part]]) >= THUMBNAIL_PX
+    large = rows_where(is_large)
+    twins = near_duplicates.find_twins(thumbnails.at(taken(rows, large)), max_bits)
     return near_duplicates.Twins(large[twins.pairs], twins.correlations)
 
 

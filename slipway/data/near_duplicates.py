@@ -9,7 +9,7 @@ pictures there are, so that the buckets they are looked for in do not grow. What
 crops, borders, captions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from slipway.cores import num_cores
 from slipway.data.image_quality import THUMBNAIL_PX
-from slipway.data.scratch_tables import scratch_array
+from slipway.data.scratch_arrays import ScratchSet, full, order_of, parts_of, rows_where, taken
+from slipway.data.scratch_tables import scratch_array, scratch_file
 from slipway.data.thumbnails import Thumbnails
 
 MIN_CORRELATION = 0.92  # of two thumbnails that show the same picture; bench/results/cleaning.md says how it was chosen
@@ -39,9 +40,11 @@ _MOST_BITS = 22  # of the hash that candidates may have to share, in the largest
 _MAX_CROWDING = 8.0  # pictures in a bucket, as a picture meets them
 _MAX_BUCKET = 24  # of candidates for one question; in a larger bucket only the nearest by the other bits
 _CHUNK_ROWS = 1 << 12
-_COUNTED_ROWS = 1 << 16
 _ROUGH = 1e-3  # more than float32 can be wrong by in a correlation
-_CHUNK_PAIRS = 128  # whose pictures stay in the processor's cache while they are compared
+_CHUNK_PAIRS = 256  # compared at once: more would not stay in the processor's cache, fewer leave the threads waiting for the interpreter
+# Of pictures in one product: OpenBLAS takes threads of its own for more than 2^18 multiplications (64 * 16 * 16 * 16), which get into
+# the way of ours (bench/LOG.md).
+_PRODUCT_PICTURES = 64
 _LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
 
 Codes = NDArray[np.uint64]
@@ -65,7 +68,7 @@ def find_twins(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Twi
         return Twins(_NONE, np.zeros(0))
     candidates = _candidates(hashes(thumbnails), max_bits)
     correlations = _correlations(thumbnails, candidates)
-    same = correlations >= MIN_CORRELATION
+    same = rows_where(correlations >= MIN_CORRELATION)
     return Twins(candidates[same], correlations[same])
 
 
@@ -74,13 +77,14 @@ def alike_as_they_are(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int)
     return _candidates(hashes(thumbnails, with_crops=False), max_bits) if len(thumbnails) else _NONE
 
 
-def clusters(twins: Twins, num_rows: int) -> NDArray[np.int64]:
-    """(N,) the smallest row number among those connected with each row, or -1 for a row that is alone.
+def clusters(twins: Twins, num_rows: int, of_rows: int | None = None) -> NDArray[np.int64]:
+    """(N,) the smallest row number among those connected with each of `num_rows` rows, or -1 for a row that is alone.
 
-    Chains of pairs that each look alike could glue a whole data set together. So a cluster of more than MAX_CLUSTER_SHARE of the rows
-    keeps only its better correlated pairs, step by step, until it is small enough or nothing but copies are left.
+    Chains of pairs that each look alike could glue a whole data set together. So a cluster of more than MAX_CLUSTER_SHARE of all rows
+    keeps only its better correlated pairs, step by step, until it is small enough or nothing but copies are left. All rows are
+    `of_rows`, where those without a pair are not numbered.
     """
-    limit = max(MIN_CLUSTER_LIMIT, int(num_rows * MAX_CLUSTER_SHARE))
+    limit = max(MIN_CLUSTER_LIMIT, int((num_rows if of_rows is None else of_rows) * MAX_CLUSTER_SHARE))
     pairs, correlations = twins.pairs, twins.correlations
     roots = _components(pairs, num_rows)
     for stricter in _STRICTER:
@@ -173,12 +177,20 @@ def _resampling(begin: float, end: float) -> NDArray[np.float64]:
 def _candidates(known: Hashes, max_bits: int) -> Pairs:
     """Pairs whose hashes differ in at most `max_bits`, one side's being perhaps that of a crop."""
 
-    def found_in(number: int) -> Codes:
-        return _Band(known.codes[:, 0], number).candidates(known, max_bits)
+    with scratch_file() as file:
+        found = ScratchSet(file)
 
-    with ThreadPoolExecutor(min(num_cores(), _BANDS)) as threads:
-        codes = np.unique(np.concatenate(list(threads.map(found_in, range(_BANDS)))))
-    return np.stack([codes >> _32, codes & _LOW_32], axis=1).astype(np.int64)
+        def search(number: int) -> None:
+            for codes in _Band(known.codes[:, 0], number).candidates(known, max_bits):
+                found.add(codes)
+
+        with ThreadPoolExecutor(min(num_cores(), _BANDS)) as threads:
+            list(threads.map(search, range(_BANDS)))
+        codes = found.rising()
+    pairs = scratch_array((len(codes), 2), np.int64)
+    for part in parts_of(len(codes)):
+        pairs[part] = np.stack([codes[part] >> _32, codes[part] & _LOW_32], axis=1)
+    return pairs
 
 
 class _Band:
@@ -189,30 +201,32 @@ class _Band:
 
     def __init__(self, plain: Codes, number: int) -> None:
         self.number = number
-        turned = self._turned(plain)
-        self.order, self.sorted = scratch_array((len(plain),), np.int64), scratch_array((len(plain),), np.uint64)
-        self.order[:] = np.argsort(turned, kind="stable")
-        np.take(turned, self.order, out=self.sorted)
+        turned = scratch_array((len(plain),), np.uint64)
+        for part in parts_of(len(plain)):
+            turned[part] = self._turned(plain[part])
+        self.order = order_of(turned)
+        self.sorted = taken(turned, self.order)
         for num_bits in range(_BAND_BITS, _MOST_BITS + 1):
             self._below = np.uint64(64 - num_bits)
-            sizes = np.zeros(1 << num_bits, np.int64)
-            for begin in range(0, len(plain), _COUNTED_ROWS):
-                keys = (self.sorted[begin : begin + _COUNTED_ROWS] >> self._below).astype(np.int64)
+            self.starts = full((1 << num_bits) + 1, 0, np.int64)
+            sizes = self.starts[1:]
+            for part in parts_of(len(plain)):
+                keys = (self.sorted[part] >> self._below).astype(np.int64)
                 sizes[keys[0] : keys[-1] + 1] += np.bincount(keys - keys[0])
-            if float((sizes * sizes).sum()) <= _MAX_CROWDING * len(plain):
+            if float(np.dot(sizes, sizes)) <= _MAX_CROWDING * len(plain):
                 break
-        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        np.cumsum(sizes, out=sizes)
 
-    def candidates(self, known: Hashes, max_bits: int) -> Codes:
-        """Pairs in one number each: the smaller row above the larger one, 32 bits for either."""
-        found = [self._neighbours(max_bits)]
-        for begin in range(0, len(self.order), _CHUNK_ROWS):
-            rows = self.order[begin : begin + _CHUNK_ROWS]  # in this order, so that the buckets they open lie near each other
+    def candidates(self, known: Hashes, max_bits: int) -> Iterator[Codes]:
+        """Pairs in one number each: the smaller row above the larger one, 32 bits for either. Some come several times."""
+        if not self.number:
+            yield from self._neighbours(max_bits)
+        for part in parts_of(len(self.order), _CHUNK_ROWS):
+            rows = self.order[part]  # in this order, so that the buckets they open lie near each other
             plain, *crops = self._turned(known.codes[rows].T.copy())
             weakest = known.weakest[rows, self.number].T
             questions = [(plain, plain ^ _flips(weakest[list(ranks)])) for ranks in _FLIPPED] + [(crop, crop) for crop in crops]
-            found += [self._ask(rows, asked, opened, max_bits) for asked, opened in questions]
-        return np.unique(np.concatenate(found))
+            yield np.unique(np.concatenate([self._ask(rows, asked, opened, max_bits) for asked, opened in questions]))
 
     def _turned(self, values: Codes) -> Codes:
         by = np.uint64(self.number * _BAND_BITS)
@@ -233,12 +247,12 @@ class _Band:
         near = np.flatnonzero(np.bitwise_count(asked[askers] ^ self.sorted[places]) <= max_bits)
         return _codes(rows[askers[near]], self.order[places[near]])
 
-    def _neighbours(self, max_bits: int) -> Codes:
-        """Pairs that follow each other in the order of the first band: no crowd of equal hashes falls apart for being crowded."""
-        if self.number:
-            return np.zeros(0, np.uint64)
-        near = np.flatnonzero(np.bitwise_count(self.sorted[1:] ^ self.sorted[:-1]) <= max_bits)
-        return _codes(self.order[near], self.order[1:][near])
+    def _neighbours(self, max_bits: int) -> Iterator[Codes]:
+        """Pairs that follow each other in the order: no crowd of equal hashes falls apart for being crowded."""
+        for part in parts_of(len(self.order) - 1):
+            after = slice(part.start + 1, part.stop + 1)
+            near = np.flatnonzero(np.bitwise_count(self.sorted[after] ^ self.sorted[part]) <= max_bits)
+            yield _codes(self.order[part][near], self.order[after][near])
 
 
 def _flips(places: NDArray[np.uint8]) -> Codes:
@@ -269,15 +283,25 @@ def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> N
         return _aligned(one, other, _correlation(one, other))
 
     best = _over_chunks(unaligned, pairs)
-    undecided = np.flatnonzero((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
-    best[undecided] = _over_chunks(aligned, pairs[undecided])
+    undecided = rows_where((best < MIN_CORRELATION) & (best >= _MIN_UNALIGNED))
+    raised = _over_chunks(aligned, taken(pairs, undecided))
+    for part in parts_of(len(undecided)):
+        best[undecided[part]] = raised[part]
     return best
 
 
 def _over_chunks(function: Callable[[Pairs], NDArray[np.float64]], pairs: Pairs) -> NDArray[np.float64]:
-    chunks = (pairs[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(pairs), _CHUNK_PAIRS))
-    with ThreadPoolExecutor(num_cores()) as threads:
-        return np.concatenate([np.zeros(0), *threads.map(function, chunks)])
+    """(P,) what the function says of the pairs, each thread taking every so manieth chunk of them."""
+    found, num_threads = scratch_array((len(pairs),), np.float64), num_cores()
+
+    def work(first: int) -> None:
+        for begin in range(first * _CHUNK_PAIRS, len(pairs), num_threads * _CHUNK_PAIRS):
+            part = slice(begin, begin + _CHUNK_PAIRS)
+            found[part] = function(pairs[part])
+
+    with ThreadPoolExecutor(num_threads) as threads:
+        list(threads.map(work, range(num_threads)))
+    return found
 
 
 def _aligned(one: Pictures, other: Pictures, unaligned: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -302,9 +326,19 @@ def _over_crops(one: Pictures, other: Pictures, best: NDArray[np.float64], enoug
                 rows, one, other = rows[still], one[still], other[still]
                 lowered = lowered[0][still], lowered[1][still]
             for cropped, whole in zip(lowered, (other, one), strict=True):
-                made = (cropped.reshape(-1, THUMBNAIL_PX) @ across).reshape(whole.shape)
-                best[rows] = np.maximum(best[rows], _correlation(made, whole))
+                best[rows] = np.maximum(best[rows], _correlation(_times(cropped, across), whole))
     return best
+
+
+def _times(pictures: Pictures, weights: NDArray[Any]) -> Pictures:
+    """(P, 16, 16) each picture times (16, 16), in products of _PRODUCT_PICTURES."""
+    made = np.empty(pictures.shape, np.result_type(pictures, weights))
+    whole = len(pictures) // _PRODUCT_PICTURES * _PRODUCT_PICTURES
+    for part, num_products in ((slice(0, whole), whole // _PRODUCT_PICTURES), (slice(whole, None), 1)):
+        lines = (num_products, -1, THUMBNAIL_PX)
+        if len(pictures[part]):
+            np.matmul(pictures[part].reshape(lines), weights, out=made[part].reshape(lines))
+    return made
 
 
 def _centred(thumbnails: NDArray[np.uint8]) -> Pictures:

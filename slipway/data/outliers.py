@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.data.scratch_tables import scratch_array
+
 _OVER_MEDIAN = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 _OVER_MEAN = 1.2533  # and over its mean absolute deviation
 
@@ -15,10 +17,21 @@ def robust_deviations(values: NDArray[np.float64]) -> tuple[float, NDArray[np.fl
     """
     if not len(values):
         return 0.0, values
+    distances = scratch_array((len(values),), np.float64)
     with np.errstate(over="ignore"):
-        median = float(np.median(values))
-        distances = np.abs(values - median)
-        scale = _OVER_MEDIAN * float(np.median(distances)) or _OVER_MEAN * float(distances.mean())
+        median = _median(values)
+        np.abs(np.subtract(values, median, out=distances), out=distances)
+        scale = _OVER_MEDIAN * _median(distances) or _OVER_MEAN * float(distances.mean())
     if not np.isfinite(scale) or scale == 0:
-        return median, np.zeros(len(values))
-    return median, distances / scale
+        distances[:] = 0
+    else:
+        distances /= scale
+    return median, distances
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    """As `np.median`, which would copy the values into memory."""
+    rising = scratch_array((len(values),), np.float64)
+    rising[:] = values
+    rising.sort()
+    return float(rising[(len(rising) - 1) // 2 : len(rising) // 2 + 1].mean())

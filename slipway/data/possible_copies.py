@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.data.near_duplicates import alike_as_they_are
+from slipway.data.scratch_arrays import full, order_of, parts_of, rows_where, uncut
+from slipway.data.scratch_tables import scratch_array
 from slipway.data.thumbnails import Thumbnails
 
 _MOST_BITS = 8  # of 64, by which the hashes of a copy may differ
@@ -27,23 +29,39 @@ def possible_copies(thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: 
     `thumbnails` (N, 256), `sizes` (N, 2) in pixels, `contents` (N,) equal for equal bytes, `is_digested` (N,) for rows whose pixels
     were digested in colour.
     """
-    size_keys = (sizes[:, 0].astype(np.uint64) << np.uint64(32)) | sizes[:, 1].astype(np.uint64)
+    size_keys = scratch_array((len(sizes),), np.uint64)
+    for part in parts_of(len(sizes)):
+        size_keys[part] = (sizes[part, 0].astype(np.uint64) << np.uint64(32)) | sizes[part, 1].astype(np.uint64)
     keys, is_flat = _keys(thumbnails, size_keys)
     found = _has_equal(keys, contents)
-    mixed = np.flatnonzero(np.isin(size_keys, np.intersect1d(size_keys[is_digested], size_keys[~is_digested])))
+    mixed = _of_both(size_keys, is_digested)
+    for part in parts_of(len(mixed)):
+        found[mixed[part][is_flat[mixed[part]]]] = True
     if len(mixed):
-        found[mixed[is_flat[mixed]]] = True
         pairs = mixed[alike_as_they_are(thumbnails.of(mixed), _MOST_BITS)]
         of_both = (is_digested[pairs].sum(axis=1) == 1) & (size_keys[pairs[:, 0]] == size_keys[pairs[:, 1]])
         found[_close(thumbnails, pairs[of_both])] = True
-    return found & ~is_digested
+    for part in parts_of(len(found)):
+        found[part] &= ~is_digested[part]
+    return found
+
+
+def _of_both(size_keys: Keys, is_digested: Mask) -> NDArray[np.int64]:
+    """The rows of sizes that rows of both kinds have."""
+    with_digest, without = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+    for part in parts_of(len(size_keys)):
+        with_digest = np.union1d(with_digest, size_keys[part][is_digested[part]])
+        without = np.union1d(without, size_keys[part][~is_digested[part]])
+    shared, found = np.intersect1d(with_digest, without), full(len(size_keys), False, np.bool_)
+    for part in parts_of(len(found) if len(shared) else 0):
+        found[part] = np.isin(size_keys[part], shared)
+    return rows_where(found)
 
 
 def _keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask]:
     """(N,) equal for equal thumbnails and sizes, and (N,) whether there is next to nothing to be seen."""
-    keys, is_flat = np.empty(len(thumbnails), np.uint64), np.empty(len(thumbnails), bool)
-    for begin in range(0, len(thumbnails), _CHUNK_ROWS):
-        part = slice(begin, begin + _CHUNK_ROWS)
+    keys, is_flat = scratch_array((len(thumbnails),), np.uint64), scratch_array((len(thumbnails),), np.bool_)
+    for part in parts_of(len(thumbnails), _CHUNK_ROWS):
         pixels = np.ascontiguousarray(thumbnails[part])
         # Every bit of a product depends on those below it alone: bring the upper ones down first.
         words = pixels.view(np.uint64) * _MULTIPLIERS[33]
@@ -55,13 +73,12 @@ def _keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask]:
 
 def _has_equal(keys: Keys, contents: Keys) -> Mask:
     """(N,) rows with a key that a row of another content has, too."""
-    found = np.zeros(len(keys), bool)
-    if len(keys):
-        order = np.argsort(keys, kind="stable")
-        begins = np.flatnonzero(np.concatenate([[True], keys[order][1:] != keys[order][:-1]]))
-        contents = contents[order]
-        differ = np.minimum.reduceat(contents, begins) != np.maximum.reduceat(contents, begins)
-        found[order] = np.repeat(differ, np.diff(np.append(begins, len(order))))
+    found, order = full(len(keys), False, np.bool_), order_of(keys)
+    for part in uncut(len(keys), lambda part: keys[order[part]]):
+        rows = order[part]
+        begins = np.flatnonzero(np.append(True, keys[rows][1:] != keys[rows][:-1]))
+        differ = np.minimum.reduceat(contents[rows], begins) != np.maximum.reduceat(contents[rows], begins)
+        found[rows] = np.repeat(differ, np.diff(np.append(begins, len(rows))))
     return found
 
 

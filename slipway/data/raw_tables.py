@@ -1,9 +1,10 @@
-"""A CSV or Parquet table in memory, column by column: each column as its distinct cells and the code of each row.
+"""A CSV or Parquet table, column by column: each column as its distinct cells and the code of each row, in files where they are large.
 
 Work on a column then happens once for each distinct cell, whatever the number of rows. A row with too many or too few
-cells is named and left out; what makes the file as a whole unreadable is a DataError. The table has to fit into memory.
+cells is named and left out; what makes the file as a whole unreadable is a DataError. The file itself is read into memory.
 """
 
+import codecs
 import csv
 import io
 import re
@@ -20,13 +21,18 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from slipway.data.scratch_arrays import full, rows_where
+from slipway.data.scratch_tables import scratch_array, stored_array
+from slipway.data.scratch_tables import stored as stored_table
 from slipway.errors import DataError
 
 Stored = Literal["text", "number", "boolean", "other"]
 DELIMITERS = (",", ";", "\t")
 NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
 EXACT_INTEGERS = 2**53  # up to here a float64 holds every whole number
-_INDEX_NAME = r"\s*|__index_level_\d+__|Unnamed: \d+"  # as pandas writes its row index into files, and reads it back
+COLLECTED = "slipway_collected"  # of a row that came from the service's traffic: slipway/data/join.py
+# As pandas writes its row index into files, and reads it back; and a mark of ours that says as little of the row itself.
+_INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}"
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 _PARQUET_FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError, OverflowError, ValueError)
@@ -62,7 +68,7 @@ class RawTable:
 
 
 def is_row_index(name: str) -> bool:
-    """Whether a column's name says that it is the row index of the program that wrote the file."""
+    """Whether a column's name says that it is the row index, or a mark, of the program that wrote the file."""
     return re.fullmatch(_INDEX_NAME, name) is not None
 
 
@@ -96,11 +102,12 @@ def _read_csv(path: Path, only: Collection[str] | None) -> RawTable:
             table = _parse(payload, delimiter, names, malformed, min(len(payload), _MAX_BLOCK_BYTES))
         except pa.ArrowInvalid as again:
             raise _unreadable_csv(path, again) from again
-    kept = np.ones(table.num_rows + len(malformed), bool)
+    del payload  # as large as the file
+    kept = full(table.num_rows + len(malformed), True, np.bool_)
     kept[[number for number, _ in malformed]] = False
     wanted = [index for index, name in enumerate(names) if only is None or name.strip() in only]
     columns = {names[index].strip(): _text_column(names[index].strip(), table.column(index)) for index in wanted}
-    return RawTable(columns, np.flatnonzero(kept), malformed)
+    return RawTable(columns, rows_where(kept), malformed)
 
 
 def _parse(payload: bytes, delimiter: str, names: list[str], malformed: list[tuple[int, str]], block_bytes: int) -> pa.Table:
@@ -108,12 +115,13 @@ def _parse(payload: bytes, delimiter: str, names: list[str], malformed: list[tup
         malformed.append((row.number - 2, f"{row.actual_columns} columns, the header has {row.expected_columns}"))
         return "skip"
 
-    return pyarrow.csv.read_csv(
+    reader = pyarrow.csv.open_csv(
         io.BytesIO(payload),
         pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes),  # only one thread tells the number of a malformed row
         pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in payload, invalid_row_handler=skip),
         pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), check_utf8=False, strings_can_be_null=False),
     )
+    return reader.read_all() if len(payload) <= _BLOCK_BYTES else stored_table(reader, reader.schema)
 
 
 def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
@@ -125,7 +133,7 @@ def _payload(path: Path) -> bytes:
         payload = path.read_bytes()
     except OSError as error:
         raise DataError(f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again.") from error
-    if not payload.strip():
+    if not payload or payload.isspace():
         raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
     if payload.count(b'"') % 2:  # it would swallow every row that follows, in silence
         raise DataError(f"data.path {str(path)!r} has a quotation mark that does not close. Write one inside a quoted cell twice.")
@@ -134,8 +142,11 @@ def _payload(path: Path) -> bytes:
 
 def _as_utf8(payload: bytes) -> bytes:
     """The bytes themselves, with a mark in place of each that is no UTF-8: their cells are then bad, and no others."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        payload.decode()
+        for begin in range(0, len(payload), _BLOCK_BYTES):
+            decoder.decode(payload[begin : begin + _BLOCK_BYTES])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return payload.decode(errors="replace").encode()
     return payload
@@ -209,16 +220,15 @@ def _is_beyond_float(column: pa.ChunkedArray) -> bool:
 
 
 def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataType) -> RawColumn:
-    encoded = _whole(column).dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return RawColumn(name, stored, encoded.dictionary, codes, str(kind))
+    chunks = column.dictionary_encode().chunks  # of one dictionary
+    codes, begin = scratch_array((len(column),), np.int64), 0
+    for chunk in chunks:
+        codes[begin : begin + len(chunk)] = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        begin += len(chunk)
+    values = stored_array(chunks[-1].dictionary) if chunks else pa.array([], column.type)
+    return RawColumn(name, stored, values, codes, str(kind))
 
 
 def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     raw = _encoded(name, "text", column, pa.string())
-    return RawColumn(name, "text", pc.utf8_trim_whitespace(raw.values), raw.codes, "string")
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+    return RawColumn(name, "text", stored_array(pc.utf8_trim_whitespace(raw.values)), raw.codes, "string")

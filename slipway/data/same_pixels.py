@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from slipway.data.findings import Findings
 from slipway.data.inspection import PIXELS
 from slipway.data.possible_copies import possible_copies
-from slipway.data.scratch_tables import first_bytes, gathered, numbers
+from slipway.data.scratch_arrays import full, order_of, parts_of, rows_where, taken
+from slipway.data.scratch_tables import first_bytes, gathered, is_present, numbers, scratch_array
 from slipway.data.thumbnails import ThumbnailFile
 from slipway.errors import DataError
 
@@ -29,24 +30,27 @@ def without_copies(
 ) -> NDArray[np.int64]:
     """Of `rows` of the facts, rising, those that are kept."""
     pixels = _pixel_digests(facts, rows, thumbnails, again)
-    is_shared = _is_shared(np.ascontiguousarray(pixels[:, :8]).view(np.uint64)[:, 0])
-    shared = rows[is_shared]
-    if not len(shared):
+    is_kept = _is_alone(pixels.view(np.uint64)[:, 0])
+    places = rows_where(~is_kept)
+    if not len(places):
         return rows
-    digests = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_PIXEL_BYTES), len(shared), [None, pa.py_buffer(pixels[is_shared])])
+    shared = rows[places]
+    digests = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_PIXEL_BYTES), len(shared), [None, pa.py_buffer(pixels[places])])
     table = gathered(facts.select(["sha256", "group", "source", "label", "target"]), shared)
     table = table.append_column("pixels", digests).append_column("row", pa.array(shared))
     table = table.sort_by([(column, "ascending") for column in ("pixels", "sha256", "group", "source")])
-    return np.sort(np.concatenate([rows[~is_shared], _compare(table, findings)["row"].to_numpy()]))
+    is_kept[places[np.searchsorted(shared, _compare(table, findings)["row"].to_numpy())]] = True
+    return taken(rows, rows_where(is_kept))
 
 
-def _is_shared(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(N,) whether another row has the same key."""
-    order = np.argsort(keys, kind="stable")
-    same = keys[order][1:] == keys[order][:-1]
-    found = np.zeros(len(keys), bool)
-    found[order[1:][same]] = True
-    found[order[:-1][same]] = True
+def _is_alone(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(N,) whether no other row has the same key."""
+    order, found = order_of(keys), full(len(keys), True, np.bool_)
+    for part in parts_of(len(keys) - 1):
+        rows = order[part.start : part.stop + 1]
+        same = keys[rows[1:]] == keys[rows[:-1]]
+        found[rows[1:][same]] = False
+        found[rows[:-1][same]] = False
     return found
 
 
@@ -55,15 +59,19 @@ def _is_shared(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 def _pixel_digests(facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, again: DigestPixels) -> NDArray[np.uint8]:
     """(N, 16) equal for rows of equal pixels: digests of the pixels, and of the bytes where no other bytes can be a copy."""
-    pixels = first_bytes(facts["sha256"], _PIXEL_BYTES)[rows]
-    is_digested = np.concatenate([np.zeros(0, bool), *(np.asarray(pc.is_valid(chunk)) for chunk in facts["pixels"].chunks)])[rows]
+    pixels = taken(first_bytes(facts["sha256"], _PIXEL_BYTES), rows)
+    is_digested = taken(is_present(facts["pixels"]), rows)
     if not is_digested.all():
-        sizes = np.stack([numbers(facts["width"])[rows], numbers(facts["height"])[rows]], axis=1)
-        contents = np.ascontiguousarray(pixels[:, :8]).view(np.uint64)[:, 0]
-        doubtful = np.flatnonzero(possible_copies(thumbnails.at(rows), sizes, contents, is_digested))
+        sizes = scratch_array((len(rows), 2), np.int32)
+        for side, name in enumerate(("width", "height")):
+            sizes[:, side] = taken(numbers(facts[name]), rows)
+        doubtful = rows_where(possible_copies(thumbnails.at(rows), sizes, pixels.view(np.uint64)[:, 0], is_digested))
         if len(doubtful):
             pixels[doubtful] = _read_again(gathered(facts.select(["source", "sha256"]), rows[doubtful]), again)
-    pixels[is_digested] = first_bytes(facts["pixels"], _PIXEL_BYTES)[rows[is_digested]]
+    digests = first_bytes(facts["pixels"], _PIXEL_BYTES)
+    for part in parts_of(len(rows)):
+        chosen = is_digested[part]
+        pixels[part][chosen] = digests[rows[part][chosen]]
     return pixels
 
 

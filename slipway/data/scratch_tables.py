@@ -36,7 +36,7 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
         file.truncate(num_bytes)
         if hasattr(os, "posix_fallocate"):  # or a full disk would end the process when the array is filled
             os.posix_fallocate(file.fileno(), 0, num_bytes)
-        return np.memmap(file, dtype, "r+", shape=shape)
+        return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
 
 
 def stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
@@ -48,6 +48,14 @@ def stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
         file.flush()
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content))).read_all()
+
+
+def stored_array(array: pa.Array) -> pa.Array:
+    """The same array; a large one lies in a file."""
+    if array.nbytes < _SMALLEST_FILE_BYTES:
+        return array
+    batch = pa.RecordBatch.from_arrays([array], ["values"])
+    return stored([batch], batch.schema)["values"].chunk(0)
 
 
 def _large(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -88,15 +96,28 @@ def gathered(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 def first_bytes(column: pa.ChunkedArray, num_bytes: int) -> NDArray[np.uint8]:
     """(N, num_bytes) of a column of at least as many bytes in each row; without meaning where the row is null."""
     width = column.type.byte_width
-    found = np.empty((len(column), num_bytes), np.uint8)
+
+    def values(chunk: pa.Array) -> NDArray[np.uint8]:
+        every = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, width)
+        return every[chunk.offset : chunk.offset + len(chunk), :num_bytes]
+
+    return _filled(scratch_array((len(column), num_bytes), np.uint8), map(values, column.chunks))
+
+
+def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
+    """(N,) of a column of numbers, in their own type, 0 where it is null."""
+    found = scratch_array((len(column),), column.type.to_pandas_dtype())
+    return _filled(found, (pc.fill_null(chunk, 0).to_numpy() for chunk in column.chunks))
+
+
+def is_present(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """(N,) where a column is not null."""
+    return _filled(scratch_array((len(column),), np.bool_), (np.asarray(pc.is_valid(chunk)) for chunk in column.chunks))
+
+
+def _filled(array: NDArray[Any], pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:
     begin = 0
-    for chunk in column.chunks:
-        values = np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, width)
-        found[begin : begin + len(chunk)] = values[chunk.offset : chunk.offset + len(chunk), :num_bytes]
-        begin += len(chunk)
-    return found
-
-
-def numbers(column: pa.ChunkedArray) -> NDArray[np.int32]:
-    """(N,) of a column of 32-bit numbers, 0 where it is null."""
-    return np.concatenate([np.zeros(0, np.int32), *(pc.fill_null(chunk, 0).to_numpy() for chunk in column.chunks)])
+    for piece in pieces:
+        array[begin : begin + len(piece)] = piece
+        begin += len(piece)
+    return array

@@ -4,7 +4,7 @@ Nothing is repaired or dropped in silence: kept + quarantined == read. The resul
 order of its rows and columns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -22,12 +22,16 @@ from slipway.data.ledger import BadCell, Ledger
 from slipway.data.outliers import robust_deviations
 from slipway.data.raw_tables import RawColumn, RawTable
 from slipway.data.rows import ROWS
-from slipway.data.table_files import CELL_TYPES, ID_COLUMN
+from slipway.data.scratch_arrays import order_of, parts_of, taken
+from slipway.data.scratch_tables import scratch_array, stored
+from slipway.data.table_files import CELL_TYPES, ID_COLUMN, cell_schema
 from slipway.data.table_source import ID_DIGITS, identified_columns
 from slipway.data.table_targets import Annotations, annotate
 from slipway.data.twins import judge_twins, refuse_duplicates
 from slipway.errors import DataError
 from slipway.params_sections import CleanParams, DataParams
+
+_WRITTEN_ROWS = 1 << 14  # at a time
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,14 @@ class _Input:
     type: ColumnType
     typed: TypedColumn
     present: NDArray[np.bool_]  # (N,) good and not beyond a bound
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """(N,) equal for equal cells, 0 for those that are not present."""
+        keys = scratch_array((len(self.present),), np.int64)
+        for part in parts_of(len(keys)):
+            keys[part] = np.where(self.present[part], self.typed.keys[part], 0)
+        return keys
 
 
 def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedTable:
@@ -135,8 +147,7 @@ def _beyond(typed: TypedColumn, column: ColumnType) -> NDArray[np.bool_]:
         beyond |= typed.values.astype(np.float64) < column.min
     if column.max is not None:
         beyond |= typed.values.astype(np.float64) > column.max
-    rows: NDArray[np.bool_] = beyond[typed.raw.codes]
-    return rows
+    return taken(beyond, typed.raw.codes)
 
 
 def _bad_cells(typed: TypedColumn, column: ColumnType, rows: NDArray[np.bool_], rule: str) -> list[BadCell]:
@@ -187,14 +198,15 @@ def _compare(
 ) -> tuple[NDArray[np.int64], pa.Table]:
     """What is left when the rows have been compared with each other, by id: their positions, and `rows.ROWS`."""
     alive = np.flatnonzero(ledger.alive)
-    digests = np.zeros((len(ledger.alive), DIGEST_BYTES), np.uint8)
-    digests[alive], num_bytes = row_digests(identified_columns(raw, data), alive)
-    refuse_duplicates(digests[alive], alive, ledger)
-    keys = [np.where(column.present, column.typed.keys, 0) for column in inputs]
-    clusters = judge_twins(keys, annotations, digests, clean.rules, ledger)
+    found, num_bytes = row_digests(identified_columns(raw, data), alive)
+    digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
+    for part in parts_of(len(alive)):
+        digests[alive[part]] = found[part]
+    refuse_duplicates(found, alive, ledger)
+    clusters = judge_twins([column.keys for column in inputs], annotations, digests, clean.rules, ledger)
     left = np.flatnonzero(ledger.alive)
-    words = digests[left].view(">u8")  # (rows, 4), in the order of the hex digits
-    order = left[np.lexsort(words.T[::-1])]
+    words = taken(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
+    order = taken(left, order_of(*words.T))
     return order, _rows(order, digests, clusters, num_bytes, annotations, ledger)
 
 
@@ -206,27 +218,33 @@ def _rows(
     annotations: Annotations,
     ledger: Ledger,
 ) -> pa.Table:
-    size = len(order)
-    cluster = np.full(len(ledger.alive), None, object)
-    cluster[list(clusters)] = [digests[first].tobytes().hex()[:ID_DIGITS] for first in clusters.values()]
-    columns = {
-        "id": hex_strings(digests[order, : ID_DIGITS // 2]),
-        "source": pa.array(ledger.numbers[order]).cast(pa.string()),
-        "label": _taken(annotations.labels, order),
-        "target": _taken(annotations.targets, order),
-        "group": _taken(annotations.groups, order),
-        "time": _taken(annotations.times, order),
-        "weight": _taken(annotations.weights, order),
-        "given_split": _taken(annotations.given_splits, order),
-        "cluster": cluster[order],
-        "width": pa.nulls(size, pa.int32()),
-        "height": pa.nulls(size, pa.int32()),
-        "bytes": np.full(size, num_bytes),
-        "sha256": hex_strings(digests[order]),
-        "flags": _lists({row: sorted(rules) for row, rules in ledger.flagged.items()}, order),
-        "corrections": _lists(ledger.corrections, order),
-    }
-    return pa.table(columns, schema=ROWS)
+    names = {row: digests[first].tobytes().hex()[:ID_DIGITS] for row, first in clusters.items()}
+    flags = _lists({row: sorted(rules) for row, rules in ledger.flagged.items()}, order)
+    corrections = _lists(ledger.corrections, order)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts_of(len(order), _WRITTEN_ROWS):
+            rows = order[part]
+            columns = {
+                "id": hex_strings(digests[rows, : ID_DIGITS // 2]),
+                "source": pa.array(ledger.numbers[rows]).cast(pa.string()),
+                "label": _taken(annotations.labels, rows),
+                "target": _taken(annotations.targets, rows),
+                "group": _taken(annotations.groups, rows),
+                "time": _taken(annotations.times, rows),
+                "weight": _taken(annotations.weights, rows),
+                "given_split": _taken(annotations.given_splits, rows),
+                "cluster": [names.get(row) for row in rows.tolist()],
+                "width": pa.nulls(len(rows), pa.int32()),
+                "height": pa.nulls(len(rows), pa.int32()),
+                "bytes": np.full(len(rows), num_bytes),
+                "sha256": hex_strings(digests[rows]),
+                "flags": flags[part],
+                "corrections": corrections[part],
+            }
+            yield from pa.table(columns, schema=ROWS).to_batches()
+
+    return stored(batches(), ROWS)
 
 
 def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
@@ -246,12 +264,18 @@ def _taken(values: NDArray[np.float64] | NDArray[np.object_] | None, order: NDAr
 
 def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -> pa.Table:
     """The typed inputs of the rows at `order`, null where a value is missing."""
-    columns: dict[str, pa.Array | pa.ChunkedArray] = {ID_COLUMN: rows["id"]}
-    for column in inputs:
-        values = column.typed.cells[order]
-        values = values.astype(bool) if column.type.kind == "boolean" else values
-        columns[column.type.name] = pa.array(values, CELL_TYPES[column.type.kind], mask=~column.present[order])
-    return pa.table(columns)
+    schema = cell_schema([column.type for column in inputs])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts_of(len(order), _WRITTEN_ROWS):
+            columns: list[pa.Array | pa.ChunkedArray] = [rows["id"][part]]
+            for column in inputs:
+                values = column.typed.cells[order[part]]
+                values = values.astype(bool) if column.type.kind == "boolean" else values
+                columns.append(pa.array(values, CELL_TYPES[column.type.kind], mask=~column.present[order[part]]))
+            yield from pa.table(columns, schema=schema).to_batches()
+
+    return stored(batches(), schema)
 
 
 def _summaries(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from slipway.data.image_quality import THUMBNAIL_PX
 from slipway.data.inspection import FACTS
+from slipway.data.scratch_arrays import taken
 from slipway.data.scratch_tables import scratch_file
 
 _BYTES = THUMBNAIL_PX**2
@@ -65,4 +66,4 @@ class Thumbnails:
 
     def of(self, rows: NDArray[np.int64]) -> "Thumbnails":
         """Those of some rows."""
-        return Thumbnails(self._pixels, self._places[rows])
+        return Thumbnails(self._pixels, taken(self._places, rows))

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.data.ledger import Ledger
+from slipway.data.scratch_arrays import order_of, parts_of, uncut
+from slipway.data.scratch_tables import scratch_array
 from slipway.data.table_targets import Annotations
 from slipway.params_sections import RuleParams
 
@@ -20,7 +22,7 @@ _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 def refuse_duplicates(digests: NDArray[np.uint8], rows: NDArray[np.int64], ledger: Ledger) -> None:
     """Of the `rows` with equal `digests` (len(rows), 32) keep the first."""
-    for group in _groups(digests[:, :8].copy().view(np.uint64).ravel(), lambda index: digests[index].tobytes()):
+    for group in _groups(digests.view(np.uint64)[:, 0], lambda index: digests[index].tobytes()):
         first, *others = (int(rows[index]) for index in group)
         detail = f"the same row as {ledger.source(first)}"
         ledger.apply("refuse", "exact_duplicate", ((row, detail) for row in others))
@@ -31,7 +33,9 @@ def judge_twins(
 ) -> dict[int, int]:
     """Apply the rules on rows with equal `inputs` (keys (N,) of each column): by row, its twin of the smallest digest (N, 32)."""
     rows = np.flatnonzero(ledger.alive)
-    matrix = np.stack([keys[rows] for keys in inputs], axis=1)
+    matrix = scratch_array((len(rows), len(inputs)), np.int64)
+    for part in parts_of(len(rows)):
+        matrix[part] = np.stack([keys[rows[part]] for keys in inputs], axis=1)
     clusters: dict[int, int] = {}
     for group in _groups(_mixed(matrix), lambda index: matrix[index].tobytes()):
         twins = sorted((int(rows[index]) for index in group), key=lambda row: digests[row].tobytes())
@@ -66,21 +70,26 @@ def _names(rows: list[int], ledger: Ledger) -> str:
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
     """(N,) the same for equal rows, and seldom for others, which `_groups` then tells apart."""
-    mixed = np.zeros(len(matrix), np.uint64)
-    for column in matrix.T:
-        mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(_MULTIPLIERS[0])
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_MULTIPLIERS[1])
-    return mixed
+    found = scratch_array((len(matrix),), np.uint64)
+    for part in parts_of(len(matrix)):
+        mixed = np.zeros(part.stop - part.start, np.uint64)
+        for column in matrix[part].T:
+            mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(_MULTIPLIERS[0])
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_MULTIPLIERS[1])
+        found[part] = mixed
+    return found
 
 
 def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> list[list[int]]:
     """The indices that have equal keys and identities, two or more in each group, in rising order."""
-    order = np.argsort(keys, kind="stable")
-    edges = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]], append=~keys[order[-1:]])) if len(keys) else np.array([0])
+    order = order_of(keys)
     groups = []
-    for begin, end in zip(edges[:-1][np.diff(edges) > 1], edges[1:][np.diff(edges) > 1], strict=True):
-        alike: dict[Hashable, list[int]] = defaultdict(list)
-        for index in order[begin:end]:
-            alike[identity(int(index))].append(int(index))
-        groups += [group for group in alike.values() if len(group) > 1]
+    for part in uncut(len(keys), lambda part: keys[order[part]]):
+        rows = order[part]
+        edges = np.flatnonzero(np.concatenate([[True], keys[rows[1:]] != keys[rows[:-1]], [True]]))
+        for begin, end in zip(edges[:-1][np.diff(edges) > 1], edges[1:][np.diff(edges) > 1], strict=True):
+            alike: dict[Hashable, list[int]] = defaultdict(list)
+            for index in rows[begin:end]:
+                alike[identity(int(index))].append(int(index))
+            groups += [group for group in alike.values() if len(group) > 1]
     return groups

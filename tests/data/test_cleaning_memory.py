@@ -1,0 +1,102 @@
+"""Memory that no file backs does not grow with the number of images, and with that of a table's rows by about its file.
+
+Each measurement is a process of its own, which cleans fewer rows and then more: the difference of the two peaks, for each row more.
+"""
+
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from slipway.data import scratch_tables
+from slipway.data.cleaning import collect
+from slipway.data.inspection import FACTS
+from tests.data.raw_files import cleaned, data_params
+from tests.project_params import clean_params
+
+COUNTS = (80_000, 240_000)
+ROWS_OF_A_BATCH = 4096
+MOST_BYTES = {"images": 60, "table": 450}  # a row; the table's has 80 in the file, and no cell twice
+
+
+def facts(count: int) -> Iterator[pa.RecordBatch]:
+    """Facts of unlike pictures, a tenth of which are flagged."""
+    for begin in range(0, count, ROWS_OF_A_BATCH):
+        size = min(ROWS_OF_A_BATCH, count - begin)
+        random = np.random.default_rng(begin)
+        coarse = random.integers(0, 256, (size, 8, 8), dtype=np.uint8)
+        flags = [["blurred"] * (row % 10 == 0) for row in range(size)]
+        columns = {
+            "source": [f"{row}.jpg" for row in range(begin, begin + size)],
+            "label": ["a", "b"] * (size // 2),
+            "corrections": [[]] * size,
+            "flags": flags,
+            "flag_details": flags,
+            "width": [400] * size,
+            "height": [300] * size,
+            "bytes": [35_000] * size,
+            "sha256": [row.tobytes() for row in random.integers(0, 256, (size, 32), dtype=np.uint8)],
+            "thumbnail": [row.tobytes() for row in coarse.repeat(2, axis=1).repeat(2, axis=2)],
+        }
+        arrays = [pa.array(columns.get(field.name, [None] * size), field.type) for field in FACTS]
+        yield pa.RecordBatch.from_arrays(arrays, schema=FACTS)
+
+
+def clean_images(count: int) -> None:
+    collect(facts(count), clean_params(), "image_classification", lambda _: iter(()))
+
+
+def clean_csv(count: int) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        path = Path(folder) / "table.csv"
+        with path.open("w") as file:
+            file.write(",".join([*(f"number_{index}" for index in range(9)), "target"]) + "\n")
+            for begin in range(0, count, ROWS_OF_A_BATCH):
+                size = min(ROWS_OF_A_BATCH, count - begin)
+                np.savetxt(file, np.random.default_rng(begin).normal(50, 10, (size, 10)), "%.4f", ",")
+        cleaned(data_params(path))
+
+
+def tell(kind: str, place: str) -> None:
+    """Print the bytes of each row more, with arrays in files or, for the twin, in memory."""
+    if place == "memory":
+        scratch_tables._SMALLEST_FILE_BYTES = 1 << 60
+    fewer, more = (peak({"images": clean_images, "table": clean_csv}[kind], count) for count in COUNTS)
+    print((more - fewer) / (COUNTS[1] - COUNTS[0]))
+
+
+def peak(work: Callable[[int], None], count: int) -> int:
+    """The most memory that no file backs while `work` is done for `count` rows."""
+    most, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.002):
+            most = max(most, int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    work(count)
+    done.set()
+    watcher.join()
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see memory")
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_memory_does_not_grow_with_the_rows(kind: str, tmp_path: Path, root: Path) -> None:
+    def bytes_a_row(place: str) -> float:
+        command = [sys.executable, "-c", f"from tests.data.test_cleaning_memory import tell; tell({kind!r}, {place!r})"]
+        done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    assert bytes_a_row("file") < MOST_BYTES[kind]
+    assert bytes_a_row("memory") > MOST_BYTES[kind], "the twin"
+    assert [path for path in (tmp_path / ".work").rglob("*") if path.is_file()] == [], "nothing is left"

@@ -1,0 +1,248 @@
+"""The data of before and what was collected in one data set, as the readers of `data.path` find it."""
+
+import csv
+import shutil
+import tarfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from slipway.data.join import Joined, join, main, next_command
+from slipway.data.raw_tables import COLLECTED as MARK
+from slipway.data.samples import RawSample
+from slipway.data.sources import read_samples
+from slipway.errors import DataError
+from slipway.params_sections import DataParams
+from tests.data import raw_files
+from tests.data.pictures import IMAGE_TYPE, data_params, picture
+from tests.data.raw_files import cleaned, said, write_csv
+from tests.project_params import PROJECT
+
+OLD = {seed: ("cat", "dog")[seed % 2] for seed in range(6)}
+FORMS = ("folder", "paths.csv", "paths.parquet", "bytes.parquet", "folder with a table")
+
+
+def old_images(folder: Path, form: str) -> Path:
+    """The same six pictures in each form that `data.path` takes."""
+    folder.mkdir()
+    if form == "folder":
+        for seed, label in OLD.items():
+            (folder / label).mkdir(exist_ok=True)
+            (folder / label / f"{seed}.png").write_bytes(picture(seed))
+        return folder
+    if form == "bytes.parquet":
+        images = pa.array([{"bytes": picture(seed), "path": None} for seed in OLD], IMAGE_TYPE)
+        pq.write_table(pa.table({"image": images, "label": list(OLD.values()), "site": [f"s{seed}" for seed in OLD]}), folder / form)
+        return folder / form
+    (folder / "images").mkdir()
+    for seed in OLD:
+        (folder / "images" / f"{seed}.png").write_bytes(picture(seed))
+    rows = [{"image": f"images/{seed}.png", "label": label, "site": f"s{seed}"} for seed, label in OLD.items()]
+    if form == "paths.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), folder / form)
+        return folder / form
+    with (folder / "paths.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["image", "label", "site"])
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder if form == "folder with a table" else folder / form
+
+
+def collected_images(path: Path, labels: dict[int, str | None]) -> Path:
+    """As `slipway.collect` writes them."""
+    images = pa.array([{"bytes": picture(seed), "path": None} for seed in labels], IMAGE_TYPE)
+    pq.write_table(pa.table({"image": images, "label": pa.array(list(labels.values()), pa.string())}), path)
+    return path
+
+
+def seeds_and_labels(samples: list[RawSample]) -> Counter[tuple[int, str | None]]:
+    known = {picture(seed): seed for seed in range(20)}
+    return Counter((known[sample.payload], sample.label) for sample in samples)
+
+
+def read(data: DataParams, path: Path, **changes: Any) -> list[RawSample]:
+    return list(read_samples(data.model_copy(update={"path": str(path)} | changes)))
+
+
+def counts(joined: Joined) -> tuple[int, int, int, int]:
+    return joined.num_old, joined.num_added, joined.num_known, joined.num_renewed
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(tmp_path: Path, form: str) -> None:
+    data = data_params(old_images(tmp_path / "old", form))
+    collected = collected_images(tmp_path / "collected.parquet", {2: "cat", 10: "dog", 11: "bird"})  # 2 is there already
+    out = tmp_path / "elsewhere" / "next.parquet"
+    joined = join(data, collected, out)
+    assert counts(joined) == (6, 2, 1, 0)
+    shutil.rmtree(tmp_path / "old")  # it holds all of them
+    found = read(data, out)
+    assert seeds_and_labels(found) == Counter([*OLD.items(), (10, "dog"), (11, "bird")])
+    assert [sample.fault for sample in found] == [None] * 8
+    table = pq.read_table(out)
+    assert table[MARK].to_pylist() == [False] * 6 + [True] * 2
+    if form != "folder":
+        assert sorted(table["site"].to_pylist()[:6]) == [f"s{seed}" for seed in OLD]
+        assert table["site"].to_pylist()[6:] == [None, None]
+
+
+def test_joined_again_nothing_is_doubled_and_a_newer_truth_counts(tmp_path: Path) -> None:
+    data = data_params(old_images(tmp_path / "old", "folder"))
+    first = tmp_path / "first.parquet"
+    join(data, collected_images(tmp_path / "a.parquet", {10: "dog", 11: "bird"}), first)
+    again = data.model_copy(update={"path": str(first)})
+    joined = join(again, collected_images(tmp_path / "b.parquet", {10: "dog", 11: "cat", 12: None}), first)  # into its own place
+    assert counts(joined) == (8, 1, 2, 1)
+    assert seeds_and_labels(read(data, first)) == Counter([*OLD.items(), (10, "dog"), (11, "cat"), (12, None)])
+    assert pq.read_table(first)[MARK].to_pylist() == [False] * 6 + [True] * 3
+
+
+def test_another_label_in_the_old_data_keeps_both_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = data_params(old_images(tmp_path / "old", "folder"))
+    joined = join(data, collected_images(tmp_path / "a.parquet", {3: "cat"}), tmp_path / "next.parquet")
+    assert (counts(joined), joined.conflicting) == ((6, 1, 0, 0), ["dog/3.png"])
+    assert seeds_and_labels(read(data, tmp_path / "next.parquet")) == Counter([*OLD.items(), (3, "cat")])
+
+
+def test_variants_of_a_label_are_one(tmp_path: Path) -> None:
+    data = data_params(old_images(tmp_path / "old", "paths.csv"), label_map={"cat": "Cat"})
+    joined = join(data, collected_images(tmp_path / "a.parquet", {2: "Cat"}), tmp_path / "next.parquet")
+    assert counts(joined) == (6, 0, 1, 0)
+    assert {label for _, label in seeds_and_labels(read(data, tmp_path / "next.parquet"))} == {"Cat", "dog"}
+
+
+def test_numbers_as_classes_and_collected_text_are_one_column(tmp_path: Path) -> None:
+    images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(3)], IMAGE_TYPE)
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 2]}), tmp_path / "old.parquet")
+    data = data_params(tmp_path / "old.parquet")
+    joined = join(data, collected_images(tmp_path / "a.parquet", {1: "1", 5: "2"}), tmp_path / "next.parquet")
+    assert counts(joined) == (3, 1, 1, 0)
+    assert pq.read_table(tmp_path / "next.parquet")["label"].to_pylist() == ["0", "1", "2", "2"]
+
+
+def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_ones(tmp_path: Path) -> None:
+    images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(3)], IMAGE_TYPE)
+    facts = {"label": ["a", "b", "a"], "who": [7, 7, 8], "weight": [0.5, 2.0, 1.0], "part": ["train", "val", "test"], "day": [3, 1, 2]}
+    pq.write_table(pa.table({"image": images} | facts), tmp_path / "old.parquet")
+    columns = {"group_column": "who", "weight_column": "weight", "split_column": "part", "time_column": "day"}
+    data = data_params(tmp_path / "old.parquet", **columns)
+    out = tmp_path / "next.parquet"
+    join(data, collected_images(tmp_path / "a.parquet", {5: "a", 6: "b"}), out)
+    found = read(data, out, time_column=None)
+    assert [sample.fault for sample in found] == [None] * 5
+    assert [sample.group for sample in found[:3]] == ["7", "7", "8"]
+    assert len({sample.group for sample in found[3:]} - {"7", "8", None}) == 2
+    assert [sample.weight for sample in found] == [0.5, 2.0, 1.0, 1.0, 1.0]
+    assert [sample.given_split for sample in found] == ["train", "val", "test", "train", "train"]
+    assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.time_column=null"
+
+
+def test_refused_rows_of_the_old_data_stay_refused(tmp_path: Path) -> None:
+    path = old_images(tmp_path / "old", "paths.csv")
+    path.write_text(path.read_text() + "images/none.png,cat,s\nimages/1.png,,s\nonly\n")
+    data = data_params(path)
+    rules = [sample.fault.rule for sample in read(data, path) if sample.fault]
+    assert len(rules) == 3
+    joined = join(data, collected_images(tmp_path / "a.parquet", {10: "cat"}), tmp_path / "next.parquet")
+    assert counts(joined)[:2] == (9, 1)
+    found = read(data, tmp_path / "next.parquet")
+    assert sum(sample.fault is not None for sample in found) == 3
+    assert seeds_and_labels([sample for sample in found if sample.fault is None]) == Counter([*OLD.items(), (10, "cat")])
+
+
+def write_old_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Path:
+    """Inputs a, colour and yes; a constant, a twin of a, a row index, and the target."""
+    rows = [
+        {
+            "": str(row), "a": f"{(7 * row) % 31}.5",
+            "colour": ("red", "blue")[row % 7 < 3], "yes": ("yes", "no")[row % 3 == 0], "same": "x",
+            "twin": f"{(7 * row) % 31}.50", "label": ("1", "2")[row % 2],
+        }
+        for row in range(num_rows)
+    ]  # fmt: skip
+    if stored == "csv":
+        return write_csv(path, "\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]) + "\n")
+    typed = [
+        row | {"a": float(row["a"]), "twin": float(row["twin"]), "yes": row["yes"] == "yes", "label": int(row["label"])} for row in rows
+    ]
+    pq.write_table(pa.Table.from_pylist(typed), path)
+    return path
+
+
+def write_collected_table(path: Path) -> Path:
+    """As `slipway.collect` writes it: the inputs alone, typed; the first row is row 0 of the old table."""
+    columns = {"a": [0.5, 100.25, None], "colour": ["blue", "red", "blue"], "yes": [False, True, True]}
+    pq.write_table(pa.table(columns | {"label": ["1", "2", "1"]}), path)
+    return path
+
+
+@pytest.mark.parametrize("stored", ["csv", "parquet"])
+def test_a_table_is_joined_old_ids_stay_and_the_inputs_are_those_of_before(tmp_path: Path, stored: str) -> None:
+    old = write_old_table(tmp_path / f"old.{stored}", stored=stored)
+    data = raw_files.data_params(old, "table_classification", "label")
+    out = tmp_path / "next.parquet"
+    joined = join(data, write_collected_table(tmp_path / "collected.parquet"), out)
+    assert counts(joined) == (30, 2, 1, 0)
+    before, after = cleaned(data), cleaned(data.model_copy(update={"path": str(out)}))
+    assert [(each.name, each.kind) for each in after.types] == [(each.name, each.kind) for each in before.types]
+    labels, joined_labels = (
+        dict(zip(*(table.cleaned.rows[name].to_pylist() for name in ("id", "label")), strict=True)) for table in (before, after)
+    )
+    assert len(joined_labels) == 32
+    assert labels.items() < joined_labels.items()  # by the same ids, so that a stable split moves none of them
+    assert pq.read_table(out)[MARK].to_pylist() == [False] * 30 + [True] * 2
+
+
+def test_a_table_of_numbers_is_joined_with_its_targets(tmp_path: Path) -> None:
+    data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
+    pq.write_table(pa.table({"a": [0.5, 1.25], "b": [0.0, 3.0], "target": [0.0, 7.5]}), tmp_path / "collected.parquet")
+    joined = join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
+    assert counts(joined) == (30, 1, 1, 0)
+    after = cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")}))
+    before = cleaned(data).cleaned.rows["target"].to_pylist()
+    assert Counter(after.cleaned.rows["target"].to_pylist()) == Counter([*before, 7.5])
+
+
+def test_columns_that_the_user_corrected_stay_corrected(tmp_path: Path) -> None:
+    old = write_old_table(tmp_path / "old.csv")
+    data = raw_files.data_params(old, "table_classification", "label", columns={"colour": said("category"), "same": said("ignore")})
+    join(data, write_collected_table(tmp_path / "collected.parquet"), tmp_path / "next.parquet")
+    before, after = cleaned(data), cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")}))
+    assert [each.name for each in after.types] == [each.name for each in before.types]
+
+
+def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
+    data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
+    pq.write_table(pa.table({"a": [0.5], "c": [0.0], "target": [0.0]}), tmp_path / "collected.parquet")
+    with pytest.raises(DataError, match="do not both have the columns c"):
+        join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
+    assert not (tmp_path / "next.parquet").exists()
+
+
+def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open(tmp_path / "old.tar", "w") as archive:
+        archive.add(old_images(tmp_path / "old", "folder"), "old")
+    params = PROJECT.model_dump(mode="json")
+    params["data"] |= {"path": "old.tar"}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"slipway\.collect"):
+        main(["next.parquet"])
+    (tmp_path / "data").mkdir()
+    collected_images(tmp_path / "data" / "collected.parquet", {3: "dog", 4: "dog", 10: "cat"})
+    main(["next.parquet"])
+    printed = capsys.readouterr().out
+    assert "6 rows of .work/archives/" in printed
+    assert "2 collected ones are in next.parquet" in printed
+    assert "1 collected rows were there already" in printed
+    assert "1 have another label in the old data, rows cat/4.png: both are kept" in printed
+    assert printed.endswith("next: dvc exp run -S data.path=next.parquet\n")
+    with pytest.raises(DataError, match=r"does not end in \.parquet"):
+        main(["next.csv"])
