@@ -1,8 +1,6 @@
 """Data sets with planted wrong labels, run through the stages from `clean` to `audit` in processes of their own, and how many are found."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from sklearn.datasets import load_breast_cancer
 
 from slipway.data.rows import read_table
 from slipway.reports.label_issues import LABEL_ISSUES
+from tests import warm_starts
 from tests.conftest import ROOT
 
 STAGES = ("clean", "split", "precompute", "augment", "audit")
@@ -93,8 +92,7 @@ def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any
 
 def run_stage(folder: Path, stage: str) -> str:
     """What the stage printed; its error if it fails."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=variables, capture_output=True, text=True)
+    done = warm_starts.run([f"stages.{stage}"], folder, {**os.environ, "PYTHONPATH": str(ROOT)}, timeout=600)
     if done.returncode:
         raise RuntimeError(f"{stage} in {folder} failed:\n{done.stdout}\n{done.stderr}")
     return done.stdout

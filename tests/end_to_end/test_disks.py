@@ -74,7 +74,7 @@ def run_on(project: Project, folder: Path, prepare: str, command: str) -> tuple[
     (folder / "project").symlink_to(project.path)
     results = "find data artifacts metrics reports -type f ! -path 'data/demo/*' -exec sha256sum {} +"
     script = (
-        f"{MAKE_DISK} && source env.sh && export DVC_SITE_CACHE_DIR={folder}/dvc PYTHONDONTWRITEBYTECODE=1; {prepare}\n"
+        f"{MAKE_DISK} && source env.sh && export DVC_SITE_CACHE_DIR='{folder}/dvc' PYTHONDONTWRITEBYTECODE=1; {prepare}\n"
         f"date +%s.%N >&3; {command} >/dev/null 2>../stderr; code=$?; date +%s.%N >&3; echo $code >&3; {results} >&3"
     )
     with (folder / "found").open("w") as found:

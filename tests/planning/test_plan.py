@@ -23,7 +23,7 @@ from slipway.training.networks import build_network
 from slipway.training.strategies import Machine
 from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec, write_project
-from tests.training.real_runs import environment, run_training
+from tests.training.real_runs import environment, run_command
 
 NO_GPU = Machine(num_gpus=0, has_bfloat16=True, launch=None)
 SMALL = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
@@ -154,7 +154,7 @@ def test_a_batch_that_processes_cannot_share_is_named_with_the_rest(in_project: 
 @pytest.mark.slow
 def test_after_a_training_the_plan_tells_its_own_error(tmp_path: Path) -> None:
     project = write_project(tmp_path)
-    assert run_training(project).returncode == 0
+    assert run_command(project).returncode == 0
     costs = read_costs(project / ".work/plan/costs.json")
     assert costs is not None
     told = run_plan(project)

@@ -1,29 +1,29 @@
-"""Trainings of one process each, forked from one that has imported everything: a start costs a tenth of a second."""
+"""Trainings of one process each that do something to themselves, such as end after their second save.
 
-import multiprocessing
+`python -m tests.training.forked_runs PREPARATION` trains after it: a function and its arguments, as JSON.
+"""
+
+import importlib
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from tests import warm_starts
+from tests.training.real_runs import environment
+
 _TIMEOUT_S = 300.0  # on a machine that others use, too
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["stages.train", "tests.training.forked_runs", "safetensors.torch", "dvclive.lightning"])
 
 
 def run_forked(project: Path, prepare: Callable[..., None] | None = None, *arguments: Any) -> tuple[int, str]:
     """Train in `project` in a process of its own, after `prepare(*arguments)` there; its exit code, or minus the signal, and its output."""
-    output = project / "output"
-    process = _CONTEXT.Process(target=_train, args=(project, output, prepare, arguments))
-    process.start()
-    process.join(_TIMEOUT_S)
-    if process.exitcode is None:
-        process.kill()
-        raise AssertionError(f"it hangs:\n{output.read_text()}")
-    return process.exitcode, output.read_text()
+    command = ["tests.training.forked_runs", json.dumps([prepare, *arguments], default=_named)]
+    done = warm_starts.run(command, project, environment(), _TIMEOUT_S, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
 
 
 def kill_after_save(number: int) -> None:
@@ -67,16 +67,28 @@ def _after_save(number: int, sent: signal.Signals) -> None:
     Saves.write = counted  # type: ignore[assignment, method-assign]
 
 
-def _train(project: Path, output: Path, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _named(value: Any) -> dict[str, Any]:
+    """A path or a function, for JSON."""
+    return {"path": str(value)} if isinstance(value, Path) else {"function": [value.__module__, value.__qualname__]}
+
+
+def _of_name(value: dict[str, Any]) -> Any:
+    """What `_named` gave that name."""
+    if "path" in value:
+        return Path(value["path"])
+    module, name = value["function"]
+    return getattr(importlib.import_module(module), name)
+
+
+def _train(preparation: str) -> None:
     from slipway.command import run_stage
     from stages.train import run
 
-    os.chdir(project)
-    multiprocessing.set_start_method("fork", force=True)  # of the loader's processes, as in a trainer that a shell starts
-    with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-        if prepare:
-            prepare(*arguments)
-        try:
-            run_stage(run)
-        finally:
-            sys.stdout.flush()
+    prepare, *arguments = json.loads(preparation, object_hook=_of_name)
+    if prepare:
+        prepare(*arguments)
+    run_stage(run)
+
+
+if __name__ == "__main__":
+    _train(sys.argv[1])

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from slipway import files
+from tests import warm_starts
 from tests.training.conftest import ROOT
 
 TRAIN = [sys.executable, "-u", "-m", "stages.train"]
@@ -21,23 +23,35 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "DS_BUILD_OPS": "0", "DVC_NO_ANALYTICS": "1"}
 
 
-def run_training(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
+def run_training(project: Path, module: str = "stages.train") -> subprocess.CompletedProcess[str]:
+    """Train to the end, without the seconds that importing takes."""
+    return warm_starts.run([module], project, environment(), timeout=300)
+
+
+def start_training(project: Path) -> warm_starts.Process:
+    """A training in a session of its own, whose output can be read."""
+    return warm_starts.start(["stages.train"], project, environment())
+
+
+def run_command(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
+    """Train as a user or a launcher starts it, imports and all."""
     return subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300)
 
 
-def start_training(project: Path) -> subprocess.Popen[str]:
-    """A training in a session of its own, whose output can be read."""
+def start_command(project: Path, command: list[str] = TRAIN) -> subprocess.Popen[str]:
+    """The same as a user or a launcher starts it."""
     return subprocess.Popen(
-        TRAIN, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
 
 
-def kill_after(project: Path, text: str) -> None:
+def kill_after(project: Path, text: str, command: list[str] | None = None) -> None:
     """Start a training and kill it, with all its processes, when it prints `text`."""
-    with start_training(project) as process:
+    with start_command(project, command) if command else start_training(project) as process:
         assert process.stdout is not None
         seen = any(text in line for line in process.stdout)
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert seen
 
 

@@ -12,7 +12,7 @@ from slipway.params import load_params
 from slipway.training.networks import load_network, read_model_card
 from slipway.training.prediction import predict
 from tests.training.conftest import split_of, write_project
-from tests.training.real_runs import kill_after, run_training, validation_accuracy, weights_digest
+from tests.training.real_runs import TRAIN, kill_after, run_command, validation_accuracy, weights_digest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")]
 # Wide enough that ZeRO-3 shares its weights out: it leaves parameters below 100,000 values whole.
@@ -29,7 +29,7 @@ def test_float16_reaches_what_float32_reaches_under_every_strategy(tmp_path: Pat
     if strategy == "single" and num_gpus > 1:
         pytest.skip("strategy single is one process")
     project = write_project(tmp_path, strategy=strategy, precision="16-mixed", devices=num_gpus, epochs=8, **ON_GPU)
-    done = run_training(project)
+    done = run_command(project)
     assert done.returncode == 0, done.stderr
     actual = read_model_card(project / "artifacts/checkpoint").actual
     dtype = "float16" if strategy.startswith("deepspeed") else "float32"
@@ -52,13 +52,13 @@ def test_float16_reaches_what_float32_reaches_under_every_strategy(tmp_path: Pat
 def test_what_is_offloaded_trains_and_resumes_to_the_same_weights(tmp_path: Path, strategy: str, offload: str, precision: str) -> None:
     settings = {"strategy": strategy, "offload": offload, "precision": precision, "epochs": 8, **ON_GPU}
     whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)
-    done = run_training(whole)
+    done = run_command(whole)
     assert done.returncode == 0, done.stderr
     actual = read_model_card(whole / "artifacts/checkpoint").actual
     assert (actual.strategy, actual.offload, actual.accelerator) == (strategy, offload, "gpu")
     assert validation_accuracy(whole) > 0.9
-    kill_after(killed, "epoch 4/8")
-    assert "resumed   after epoch" in run_training(killed).stdout
+    kill_after(killed, "epoch 4/8", TRAIN)
+    assert "resumed   after epoch" in run_command(killed).stdout
     assert weights_digest(killed) == weights_digest(whole)
 
 
@@ -66,7 +66,7 @@ def test_auto_is_zero_2_in_float16_on_every_gpu(tmp_path: Path) -> None:
     num_gpus = torch.cuda.device_count()
     auto = {"accelerator": "auto", "strategy": "auto", "precision": "auto", "devices": "auto"}
     project = write_project(tmp_path, batch_size=8 * num_gpus, **{**ON_GPU, **auto})
-    done = run_training(project)
+    done = run_command(project)
     assert done.returncode == 0, done.stderr
     actual = read_model_card(project / "artifacts/checkpoint").actual
     assert (actual.strategy, actual.precision, actual.world_size) == ("deepspeed_stage_2", "16-mixed", num_gpus)
@@ -78,7 +78,7 @@ def test_a_network_of_timm_trains_under_deepspeed(tmp_path: Path, precision: str
         pytest.skip("this GPU does not compute in bfloat16")
     timm = {"network": "timm/resnet18", "network_arguments": {}}
     project = write_project(tmp_path, strategy="deepspeed_stage_2", precision=precision, epochs=1, warmup_epochs=0.0, **{**ON_GPU, **timm})
-    done = run_training(project)
+    done = run_command(project)
     assert done.returncode == 0, done.stderr
     assert read_model_card(project / "artifacts/checkpoint").actual.precision == precision
 
@@ -87,9 +87,9 @@ def test_a_network_of_timm_trains_under_deepspeed(tmp_path: Path, precision: str
 def test_a_killed_float16_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, strategy: str) -> None:
     settings = {"strategy": strategy, "precision": "16-mixed", **ON_GPU}
     whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)
-    assert run_training(whole).returncode == 0
-    kill_after(killed, "epoch 2/4")
-    assert "resumed   after epoch" in run_training(killed).stdout
+    assert run_command(whole).returncode == 0
+    kill_after(killed, "epoch 2/4", TRAIN)
+    assert "resumed   after epoch" in run_command(killed).stdout
     assert weights_digest(killed) == weights_digest(whole)
 
 
@@ -97,7 +97,7 @@ def test_worker_processes_and_pinned_memory_change_no_bit(tmp_path: Path) -> Non
     digests = set()
     for num_workers in (0, 2):
         project = write_project(tmp_path / str(num_workers), num_workers=num_workers, strategy="single", precision="32-true", **ON_GPU)
-        done = run_training(project)
+        done = run_command(project)
         assert done.returncode == 0, done.stderr
         digests.add(weights_digest(project))
     assert len(digests) == 1
@@ -105,7 +105,7 @@ def test_worker_processes_and_pinned_memory_change_no_bit(tmp_path: Path) -> Non
 
 def test_answers_on_the_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
     project = write_project(tmp_path, strategy="single", precision="16-mixed", **ON_GPU)
-    assert run_training(project).returncode == 0
+    assert run_command(project).returncode == 0
     images = split_of(32).inputs
     answers = [predict(load_network(project / "artifacts/checkpoint"), images, 8, device) for device in ("cpu", "cuda")]
     assert np.abs(answers[0] - answers[1]).max() < 1e-5

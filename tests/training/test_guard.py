@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.training import test_table_runs
 from tests.training.conftest import ROOT, spec, split_of
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
-WATCHED = [sys.executable, "-u", "-m", "tests.training.watched_training"]
+WATCHED = "tests.training.watched_training"
 EPOCH = 3  # steps
 SPLIT = split_of(8 * EPOCH)
 

@@ -1,5 +1,6 @@
 """What each launcher says of a process is understood, or refused."""
 
+import json
 import subprocess
 import sys
 
@@ -136,23 +137,32 @@ def test_torchrun_without_its_four_arguments_says_which_it_takes() -> None:
     assert answer.stderr == "usage: launch/torchrun.sh NUM_NODES DEVICES NODE_RANK FIRST_NODE\n"
 
 
-RELAUNCHED = "from slipway.training.launchers import relaunch; relaunch('stages.train'); print('went on')"
+RELAUNCHED = """
+import json, os, sys
+from slipway.training.launchers import relaunch
+for environment in json.loads(sys.argv[1]):
+    os.environ.clear()
+    os.environ.update(environment)
+    relaunch("stages.train")
+    print("went on")
+"""
 
 
-def _run(**environment: str) -> str:
-    return subprocess.run([sys.executable, "-c", RELAUNCHED], env=environment, capture_output=True, text=True, check=True).stdout
+def _run(*environments: dict[str, str]) -> str:
+    """What a process says that calls `relaunch` in each of them, one after the other."""
+    command = [sys.executable, "-c", RELAUNCHED, json.dumps(environments)]
+    return subprocess.run(command, env={"PYTHONPATH": "."}, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow
 def test_a_launcher_that_is_named_takes_the_place_of_the_process() -> None:
-    assert _run(PYTHONPATH=".", TRAIN_LAUNCHER="echo one 'two three'") == f"one two three {sys.executable} -u -m stages.train\n"
+    assert _run({"TRAIN_LAUNCHER": "echo one 'two three'"}) == f"one two three {sys.executable} -u -m stages.train\n"
 
 
 @pytest.mark.slow
 def test_what_a_launcher_started_and_what_names_none_goes_on() -> None:
-    assert _run(PYTHONPATH=".", TRAIN_LAUNCHER="echo", **ENVIRONMENTS["torchrun"]) == "went on\n"
-    assert _run(PYTHONPATH=".", TRAIN_LAUNCHER=" ") == "went on\n"
-    assert _run(PYTHONPATH=".") == "went on\n"
+    started = {"TRAIN_LAUNCHER": "echo", **ENVIRONMENTS["torchrun"]}
+    assert _run(started, {"TRAIN_LAUNCHER": " "}, {}) == "went on\n" * 3
 
 
 @pytest.mark.parametrize("command", ["no-such-launcher -n 2", "srun 'unclosed"])

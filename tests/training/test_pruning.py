@@ -23,6 +23,7 @@ from slipway.training.networks import Network, build_network, read_model_card, s
 from slipway.training.pruned import load_pruned, network_of, read_pruned, save_pruned
 from slipway.training.pruning import KeepZeros, find_chains, prune_channels, smallest_masked, width_left
 from slipway.training.pruning_run import PrunePaths, Pruning, prune
+from tests import warm_starts
 from tests.model_cards import model_card
 from tests.training.conftest import ARGUMENTS, CONTRACT, ROOT, spec, write_project
 
@@ -222,10 +223,8 @@ def set_prune(project: Path, prune: PruneParams, *variants: str) -> None:
     files.write_json(project / "params.yaml", params)
 
 
-def start_stage(project: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-u", "-m", "stages.prune"]
-    return subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+def start_stage(project: Path) -> warm_starts.Process:
+    return warm_starts.start(["stages.prune"], project, {**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.slow
@@ -238,7 +237,8 @@ def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_byt
         os.killpg(process.pid, signal.SIGKILL)
     assert not (project / "artifacts/pruned").exists()
     with start_stage(project) as process:
-        process.communicate()
+        assert process.stdout is not None
+        process.stdout.read()
     assert process.returncode == 0
     assert json.loads((project / "artifacts/pruned/model.json").read_bytes()) == structured.card.model_dump(mode="json")
     assert files.sha256_file(project / "artifacts/pruned/weights.safetensors") == structured.card.weights_sha256

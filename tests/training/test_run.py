@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 
 from slipway import files
+from slipway.training import assembly
+from slipway.training import run as training
 from slipway.training.networks import load_network, read_model_card
 from slipway.training.start_lines import without_effect
+from slipway.training.strategies import Placement, trainer_arguments
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
+from tests.training.forked_runs import run_forked
 from tests.training.real_runs import (
     AS_ROOT,
     DEEPSPEED,
     TORCHRUN,
     TRAIN,
     kill_after,
+    run_command,
     run_training,
     validation_accuracy,
     weights_digest,
@@ -30,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> None:
-    done = run_training(project)
+    done = run_command(project)
     assert done.returncode == 0, done.stderr
     card = read_model_card(project / "artifacts/checkpoint")
     assert card.requested.strategy == "auto"
@@ -79,18 +84,18 @@ def test_a_fault_of_the_user_is_one_message(tmp_path: Path, train: dict[str, Any
     ("strategy", "precision", "offload", "command"),
     [
         ("ddp", "32-true", "none", TRAIN),
-        ("deepspeed_stage_1", "16-mixed", "optimizer", TRAIN),
-        ("deepspeed_stage_2", "bf16-mixed", "none", TRAIN),
+        ("deepspeed_stage_1", "16-mixed", "optimizer", []),
+        ("deepspeed_stage_2", "bf16-mixed", "none", []),
         ("deepspeed_stage_2", "bf16-mixed", "optimizer", DEEPSPEED),
         ("deepspeed_stage_2", "16-mixed", "none", TORCHRUN),
-        ("deepspeed_stage_3", "16-mixed", "none", TRAIN),
-        ("deepspeed_stage_3", "bf16-mixed", "optimizer", TRAIN),
-        ("deepspeed_stage_3", "16-mixed", "optimizer_and_parameters", TRAIN),
+        ("deepspeed_stage_3", "16-mixed", "none", []),
+        ("deepspeed_stage_3", "bf16-mixed", "optimizer", []),
+        ("deepspeed_stage_3", "16-mixed", "optimizer_and_parameters", []),
     ],
 )
 def test_two_processes_reach_what_one_reaches(tmp_path: Path, strategy: str, precision: str, offload: str, command: list[str]) -> None:
     project = write_project(tmp_path, devices=2, strategy=strategy, precision=precision, offload=offload)
-    done = run_training(project, command)
+    done = run_command(project, command) if command else run_training(project)
     assert done.returncode == 0, done.stderr
     actual = read_model_card(project / "artifacts/checkpoint").actual
     assert (actual.strategy, actual.precision, actual.offload, actual.world_size) == (strategy, precision, offload, 2)
@@ -104,18 +109,23 @@ def test_mpirun_starts_two_processes_on_one_node(tmp_path: Path) -> None:
         pytest.skip("mpirun is not installed")
     whole, launched = (write_project(tmp_path / name, devices=2, epochs=2) for name in ("whole", "launched"))
     assert run_training(whole).returncode == 0
-    done = run_training(launched, [*AS_ROOT, "mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", *TRAIN])
+    done = run_command(launched, [*AS_ROOT, "mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none", *TRAIN])
     assert done.returncode == 0, done.stderr
     assert weights_digest(launched) == weights_digest(whole)
 
 
 def test_offload_that_the_engine_was_not_told_of_is_noticed(tmp_path: Path) -> None:
     project = write_project(tmp_path, strategy="deepspeed_stage_2", precision="bf16-mixed", offload="optimizer")
-    code = "import runpy, slipway.training.assembly as made; take = made.trainer_arguments; from dataclasses import replace; "
-    forget = "made.trainer_arguments = lambda placement, batch, **rest: take(replace(placement, offload='none'), batch, **rest); "
-    ended = run_training(project, [sys.executable, "-c", code + forget + "runpy.run_module('stages.train', run_name='__main__')"])
-    assert ended.returncode == 1
-    assert "offload: requested optimizer, actual none" in ended.stderr
+    code, output = run_forked(project, forget_offload)
+    assert code == 1
+    assert "offload: requested optimizer, actual none" in output
+
+
+def forget_offload() -> None:
+    def forgetful(placement: Placement, *arguments: Any, **named: Any) -> dict[str, Any]:
+        return trainer_arguments(replace(placement, offload="none"), *arguments, **named)
+
+    setattr(assembly, "trainer_arguments", forgetful)  # noqa: B010
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"])
@@ -166,13 +176,16 @@ def test_weights_that_zero_3_really_shares_out_are_put_together(tmp_path: Path) 
 def test_a_training_killed_after_its_last_epoch_leaves_all_that_an_uninterrupted_one_does(tmp_path: Path) -> None:
     whole, killed = write_project(tmp_path / "whole", epochs=2), write_project(tmp_path / "killed", epochs=2)
     assert run_training(whole).returncode == 0
-    code = "import os, slipway.training.run as run; run.write_checkpoint = lambda job: os.kill(os.getpid(), 9); import runpy; "
-    assert run_training(killed, [sys.executable, "-c", code + "runpy.run_module('stages.train', run_name='__main__')"]).returncode == -9
+    assert run_forked(killed, kill_before_the_checkpoint)[0] == -9
     shutil.rmtree(killed / "reports")  # as DVC does with outputs before it runs a stage
     assert run_training(killed).returncode == 0
     assert weights_digest(killed) == weights_digest(whole)
     written = [{path.relative_to(project) for path in project.rglob("reports/**/*.tsv")} for project in (whole, killed)]
     assert written[0] == written[1] != set()
+
+
+def kill_before_the_checkpoint() -> None:
+    setattr(training, "write_checkpoint", lambda job: os.kill(os.getpid(), 9))  # noqa: B010
 
 
 def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) -> None:

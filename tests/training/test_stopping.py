@@ -10,7 +10,7 @@ import pytest
 from slipway import files
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked, stop_after_save, stop_in_validation
-from tests.training.real_runs import run_training, start_training, weights_digest
+from tests.training.real_runs import run_training, start_command, start_training, weights_digest
 
 pytestmark = pytest.mark.slow
 EVERY_STEP = {"epochs": 2, "checkpoint_every_minutes": 1e-9}
@@ -91,7 +91,7 @@ def stop_twice() -> None:
 @pytest.mark.parametrize("to", ["first", "other", "all"])
 def test_whichever_process_of_two_gets_the_signal_both_save_and_end(tmp_path: Path, to: str) -> None:
     project = write_project(tmp_path, epochs=1000, devices=2, num_workers=1)
-    process = start_training(project)
+    process = start_command(project)
     with process:
         assert process.stdout is not None
         assert any("epoch    2/1000" in line for line in process.stdout)
