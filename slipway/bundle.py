@@ -51,7 +51,7 @@ class ModelFile(Contract):
     bytes: int
     precision: Precision
     meant_for: list[Target]  # where this variant is worth running
-    calibration: Calibration | None  # of a pruned network, which has its own; null: the bundle's
+    calibration: Calibration | None  # of a pruned network, or with the thresholds of an int8 graph's own answers; null: the bundle's
 
 
 class Metric(Contract):
@@ -79,6 +79,8 @@ class Figures(Contract):
     metric_loss: Metric  # against fp32 on the same rows: accuracy points, or relative growth of the RMSE; below 0 is a gain
     max_difference: float  # from an answer of fp32
     num_flipped: int  # rows whose label is not fp32's
+    outliers: Metric | None = None  # share of the rows that it calls outliers; null where too few rows were there for a threshold
+    score_rank: float | None = None  # Spearman's correlation of its outlier scores with fp32's; null where either are all equal
     batch_dependence: float  # largest change of an answer with the rows beside it; of a value relative to the largest, above 1
     p50_ms: float  # one row
     p99_ms: float | None  # null where there were fewer than 100 calls
@@ -144,7 +146,7 @@ class Bundle(Contract):
     versions: dict[str, str]  # of the packages that made it
 
     def calibration_of(self, variant: str) -> Calibration:
-        """What the answers of `variant` are worth; the bundle's for all that is made of the trained network, an engine included."""
+        """What the answers of `variant` are worth, an engine's of it included; the bundle's where it answers as the trained network."""
         model = self.models.get(variant)
         return (model and model.calibration) or self.calibration
 

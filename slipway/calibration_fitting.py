@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.calibration import exact
+from slipway.calibration import Answers, Calibration, exact
 
 Float = NDArray[np.float64]
 _COLDEST, _HOTTEST = 0.01, 100.0  # beyond them a network is not badly calibrated but broken
@@ -57,6 +57,24 @@ def least_probability(probabilities: NDArray[np.float32], targets: NDArray[np.fl
     own = np.sort(probabilities[np.arange(len(probabilities)), targets.astype(np.int64)])
     place = math.floor((len(own) + 1) * (1 - exact(coverage)))
     return float(own[place - 1]) if place else 0.0
+
+
+def with_thresholds(calibration: Calibration, answers: Answers, targets: NDArray[np.float64], *, of_classes: bool) -> Calibration:
+    """`calibration` with thresholds from answers to rows that nothing was fitted on, and their (N,) `targets`.
+
+    They promise something for the very model that answered, and for no other.
+    """
+    conformal, outlier = calibration.conformal, calibration.outlier
+    if of_classes:
+        half: float | None = least_probability(answers.outputs, targets, conformal.coverage)
+    else:
+        half = upper_quantile(np.abs(answers.outputs[:, 0].astype(np.float64) - targets), conformal.coverage)
+    most = upper_quantile(answers.scores, 1 - exact(outlier.share))
+    thresholds = {
+        "conformal": conformal.model_copy(update={"threshold": half, "rows": len(targets)}),
+        "outlier": outlier.model_copy(update={"threshold": most, "rows": len(targets)}),
+    }
+    return calibration.model_copy(update=thresholds)
 
 
 def upper_quantile(values: NDArray[np.floating], share: float | Fraction) -> float | None:

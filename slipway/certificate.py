@@ -36,6 +36,7 @@ class Allowed(Contract):
     max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
     max_score_difference: float | None  # of an outlier score, absolute
     max_metric_loss: float | None  # points of accuracy and of macro F1, or relative growth of the RMSE
+    max_outliers: float | None = None  # share of the rows, for the lower bound of `Hop.outliers`
 
 
 class BatchCheck(Contract):
@@ -61,6 +62,8 @@ class Hop(Contract):
     max_difference: float | None  # absolute, on probabilities or in the target's unit, at whatever batch size it was largest
     mean_difference: float | None  # at the largest batch
     max_score_difference: float | None  # of an outlier score, absolute, as `max_difference`
+    outliers: Metric | None = None  # share of the rows that are called outliers; null where too few rows were there for a threshold
+    score_rank: float | None = None  # Spearman's correlation of the outlier scores with the reference's; null where either are all equal
     flipped: list[str]  # ids of the rows whose label changed
     worst_row: str | None  # id of the row with the largest difference
     batches: list[BatchCheck]  # the largest last; empty for the first, and for HTTP, where requests make the batches

@@ -66,7 +66,14 @@ def summary(collected: Collected, manifest: Bundle, out: Path, target_column: st
     lines[1:1] = [f"  {', '.join(facts)}", f"  left out: {_left_out(collected)}"]
     if num_unlabelled:
         lines.append(f"next: fill in {num_unlabelled} empty cells of {target_column!r}; without a label `clean` refuses a row")
-    return "\n".join([*lines, f"{'then' if num_unlabelled else 'next'}: {next_command(manifest, out)}"])
+    lines.append(f"{'then' if num_unlabelled else 'next'}: {join_command(out)}")
+    lines.append("  since few rows alone seldom make a model that passes its gates; these rows alone:")
+    return "\n".join([*lines, f"  {next_command(manifest, out)}"])
+
+
+def join_command(out: Path) -> str:
+    """How the collected rows are joined with the data of before, in the project's folder."""
+    return f"python -m slipway.data.join data/next.parquet --collected {shlex.quote(str(out))}"
 
 
 def next_command(manifest: Bundle, out: Path) -> str:

@@ -82,6 +82,7 @@ class Params(Section):
         problems += _pruned_in_vain(self)
         problems += _asked_for_in_vain(self)
         problems += _loss_of_another_task(self.train, self.data.task)
+        problems += _budgets_without_end(self)
         for key, gates in (("gates", self.evaluate.gates), ("slice_gates", self.evaluate.slice_gates)):
             problems += [_describe_gate(key, name, self.data.task) for name in gates if name not in metric_names(self.data.task)]
             problems += [_out_of_reach(key, name, gate) for name, gate in gates.items() if _is_out_of_reach(name, gate)]
@@ -176,6 +177,22 @@ def _describe(detail: Any) -> str:
         return f"{key}: found {detail['input']!r}, expected a mapping of {', '.join(_known_keys(place))}"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
+
+
+def _budgets_without_end(params: Params) -> list[str]:
+    """Of classes: accuracy that may be lost is a share of the rows, so that 5 for 0.05 would allow everything."""
+    if not is_classification(params.data.task):
+        return []
+    budgets = {
+        "export.goal.max_metric_loss": params.export.goal.max_metric_loss,
+        "evaluate.released_max_loss": params.evaluate.released_max_loss,
+        **{f"verify.max_metric_loss.{variant}": budget for variant, budget in params.verify.max_metric_loss.items()},
+    }
+    return [
+        f"{key} is {budget:g}, but a share of the rows is never above 1: half an accuracy point is 0.005"
+        for key, budget in budgets.items()
+        if budget > 1
+    ]
 
 
 def _describe_gate(key: str, name: str, task: Task) -> str:

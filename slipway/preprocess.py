@@ -1,7 +1,7 @@
 """The one way from encoded bytes to pixels, for training and for serving.
 
 The same code decodes in both, so both see the same pixels, bit for bit: libjpeg-turbo straight into an array for an upright JPEG
-without a flaw, Pillow's decoder without its reader of files for a plain PNG, Pillow for everything else and for every doubt. Where
+without a flaw, libspng for a plain PNG, Pillow for everything else and for every doubt. Where
 two can decode, their pixels are equal.
 Normalisation is not here: it is inside the exported graph.
 """
@@ -79,10 +79,18 @@ def decode_image(payload: bytes, max_pixels: int) -> Image.Image:
     Raises ImageError with the rule `empty`, `undecodable`, `truncated` or `pixel_bomb`; the size is
     checked before any pixel is decoded.
     """
+    pixels = _decode_plain(payload, max_pixels)
+    return decode_with_pillow(payload, max_pixels).image if pixels is None else _as_image(pixels)
+
+
+def _decode_plain(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
+    """(H, W) grey, (H, W, 3) RGB or (H, W, 4) RGBA pixels, alpha 255, of what others than Pillow read; ImageError as in `decode_image`."""
     pixels = decode_jpeg(payload, max_pixels)
-    if pixels is None:
-        return decode_plain_png(payload, max_pixels) or decode_with_pillow(payload, max_pixels).image
-    if pixels.ndim == 2:
+    return decode_plain_png(payload, max_pixels) if pixels is None else pixels
+
+
+def _as_image(pixels: NDArray[np.uint8]) -> Image.Image:
+    if pixels.ndim == 2 or pixels.shape[2] == 3:
         return Image.fromarray(pixels)
     # Pillow holds four bytes for each RGB pixel, too: this is one copy, less than half of what fromarray takes from three.
     return Image.frombytes("RGB", (pixels.shape[1], pixels.shape[0]), pixels, "raw", "RGBX")
@@ -249,11 +257,23 @@ def array_and_values(payload: bytes, contract: ImageContract) -> tuple[NDArray[n
 
     ImageError with the rule `transform_failed` if it fails on this image.
     """
-    image = decode_image(payload, contract.max_pixels)
+    pixels = _decode_plain(payload, contract.max_pixels)
+    if contract.transform is None and pixels is not None and (array := _as_it_is(pixels, contract)) is not None:
+        return array, {}
+    image = decode_with_pillow(payload, contract.max_pixels).image if pixels is None else _as_image(pixels)
     if contract.transform is None:
         return image_array(image, contract), {}
     made, values = user_function.run(contract.transform.function, contract.transform.sha256, image)
     return image_array(made, contract), values
+
+
+def _as_it_is(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8] | None:
+    """What `image_array` would give, where nothing is to be resized or converted: an image object takes longer than small pixels."""
+    if contract.channels == 1:
+        return pixels[:, :, np.newaxis] if pixels.shape == contract.shape[:2] else None
+    if pixels.ndim == 3 and pixels.shape[:2] == contract.shape[:2]:
+        return np.ascontiguousarray(pixels[:, :, :3])
+    return None
 
 
 def load_transform(contract: ImageContract) -> None:

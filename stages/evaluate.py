@@ -22,9 +22,9 @@ from slipway.reports.evaluation_page import evaluation_page
 from slipway.reports.evaluation_text import evaluation_text
 from slipway.reports.gates import raise_missed
 from slipway.reports.measuring import judge, measure_rows
-from slipway.reports.predictions import write_confusion, write_predictions
+from slipway.reports.plots import write_plots
+from slipway.reports.predictions import write_predictions
 from slipway.reports.release_comparison import ReleasedAnswers
-from slipway.reports.slice_record import write_slices
 from slipway.reports.slices import Dimension, built_in_dimensions, of_column
 from slipway.training.calibrating import Calibrator
 from slipway.training.curves import read_curves
@@ -40,8 +40,8 @@ CALIBRATION = Path("artifacts/calibration.json")
 OUTLIER_SCORE = Path("artifacts/outlier_score.safetensors")
 PREDICTIONS = Path("artifacts/predictions.parquet")
 METRICS = Path("metrics/evaluate.json")
-CONFUSION = Path("reports/confusion.csv")
-SLICES = Path("reports/slices.csv")
+CONFUSION, SCATTER = Path("reports/confusion.csv"), Path("reports/scatter.csv")
+RELIABILITY, SLICES = Path("reports/reliability.csv"), Path("reports/slices.csv")
 PAGE = Path("reports/evaluate.html")
 
 
@@ -63,8 +63,7 @@ def run(params: Params) -> None:
     write_calibration(CALIBRATION, fitted.calibration)
     save_outlier_score(OUTLIER_SCORE, fitted.score)
     write_predictions(PREDICTIONS, evaluation)
-    write_confusion(CONFUSION, evaluation)
-    write_slices(SLICES, evaluation.slices)
+    write_plots(evaluation, CONFUSION, SCATTER, RELIABILITY, SLICES)
     write_evaluation(METRICS, evaluation)
     about = f"{network.spec.name}, {len(test)} test rows, {wanted.bootstrap_samples} bootstrap resamples, on {device}"
     files.write_text(PAGE, evaluation_page(evaluation, gates, test.inputs, manifest.input, read_curves(LIVE), about))

@@ -34,7 +34,7 @@ SERVICE_LOG = Path(".work/verify/service.log")
 
 def run(params: Params) -> None:
     """Run every hop, write the certificate, and fail if it is refused."""
-    from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
+    from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, refuse_changed, summarise
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
     from slipway.reports.verify_page import Answered, verify_page
@@ -59,6 +59,8 @@ def run(params: Params) -> None:
     measured.append(_run_service(params, comparison, bundle, measured))
 
     hops = [hop for hop, _ in measured]
+    if first_fault(hops) is None:  # else the guilty hop is told
+        refuse_changed(digests, bundle)
     certificate = make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=False)
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, summarise(certificate))

@@ -41,6 +41,7 @@ from slipway.export.graph import check_graph, describe_graph, export_graph, prov
 from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
 from slipway.export.quantization import largest_batch
+from slipway.export.thresholds import own_thresholds
 from slipway.export.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
 from slipway.input_contract import InputContract, input_name
 from slipway.metrics import Resampling
@@ -128,8 +129,11 @@ def write_bundle(
         path = root / f"model_{variant}.onnx"
         files.write_bytes(path, _described(variant, graph, source.trained))
         calibration = source.trained.calibration if source is not whole else None
+        if PRECISION[variant] == "int8":
+            calibration = own_thresholds(graph, source.trained.calibration, trained.task, rows.validation, resampling.seed)
         models[variant] = describe_model(path, PRECISION[variant], _meant_for(variant, trained.pruned), calibration)
-    contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size)
+    calibrations = {variant: model.calibration or trained.calibration for variant, model in models.items()}
+    contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size, calibrations)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
     canary = write_canary(root, choose_canary(rows.validation, resampling.seed, params.canary_rows), models, params.max_batch_size)
     drift_rows = DriftRows(rows.validation, rows.train, resampling.seed, min(params.max_batch_size, _DRIFT_BATCH_SIZE))

@@ -4,6 +4,7 @@ Certified means that no hop differs, and that fp32 in ONNX Runtime and HTTP were
 refused certificate is written as well, so that it can be read; the stage fails after it.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from slipway import files
 from slipway.bundle import LoadedBundle
 from slipway.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
 from slipway.contract import Task
-from slipway.errors import ParityError
+from slipway.errors import IntegrityError, ParityError
 from slipway.export.comparison import headline
 from slipway.export.lineage import describe_hardware, package_versions
 from slipway.reports.console import interval, number, text_table
@@ -41,6 +42,14 @@ def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]
     """Hex SHA-256 by path of every file the hops read."""
     models = {(bundle.root / model.file).as_posix(): model.sha256 for model in bundle.manifest.models.values()}
     return models | {path.as_posix(): files.sha256_file(path) for path in paths}
+
+
+def refuse_changed(digests: Mapping[str, str], bundle: LoadedBundle) -> None:
+    """IntegrityError where a file that the bundle was made from has another digest than it had then, as its lineage says."""
+    made_from = bundle.manifest.lineage.digests
+    changed = [path for path, digest in digests.items() if made_from.get(path, digest) != digest]
+    if changed:
+        raise IntegrityError(f"{', '.join(changed)} changed since bundle {bundle.version} was made from it. Run `dvc repro`.")
 
 
 def raise_if_refused(certificate: Certificate, path: Path) -> None:

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.bundle import Metric
+from slipway.calibration import Calibration
 from slipway.certificate import Allowed, BatchCheck, Execution, Hop
 from slipway.contract import Task, is_classification
 from slipway.data.packed import Inputs, open_split, read_manifest
 from slipway.errors import MetricError, SchemaError
 from slipway.metrics import Resampling, measure
+from slipway.outlier_shares import outlier_share, score_rank
 from slipway.paired import paired_difference
 
 _PER_CLASS = "f1_macro"  # the accuracy hides what happens to a rare class
@@ -77,6 +79,7 @@ class Measurement:
     scores: NDArray[np.float32] | None = None  # (rows,) outlier scores
     score_noise: float = 0.0  # as `batch_noise`, of the scores
     batches: tuple[BatchAnswers, ...] = ()  # the largest last, whose answers are `outputs`; empty where requests make the batches
+    calibration: Calibration | None = None  # whose thresholds these scores are held to; None: outliers are not counted
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Tolerance:
     and with it every label has to be equal; outlier scores are as values. `noise` is absolute and comes on top; a label may flip where the
     two best probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE; for classes the
     macro F1 may not have lost more either, even at the mild end of its interval: one row of a rare class proves nothing, all of them do.
+    With it no more rows may be called outliers than with the reference, by the share that was asked for, both at the mild end of their
+    intervals.
     """
 
     max_difference: float | None = None
@@ -121,10 +126,11 @@ class Comparison:
         metric, problems = self._metric(measured.outputs)
         changes = self._changes(measured.outputs) if metric else {}
         distances = self._distances(measured, expected)
-        allowed = self._allowed(expected, tolerance)
+        allowed = self._allowed(expected, tolerance, before.outliers)
         problems += _changed_execution(requested, measured.actual) + _beyond(distances, allowed, tolerance.noise)
         problems += _score_beyond(distances.score, allowed)
         problems += self._lost(metric, before.metric, changes, allowed)
+        problems += _outliers_beyond(self._outliers(measured), allowed)
         return self._hop(name, before.name, requested, measured, metric, changes, (distances, allowed), problems)
 
     def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
@@ -150,7 +156,8 @@ class Comparison:
         """Over every batch size that was tried."""
         runs = [self._distance(run.outputs, expected.outputs, run.batch_size) for run in found.batches]
         main = runs[-1] if runs else self._distance(found.outputs, expected.outputs, None)
-        return _Distances(main, runs, _score_distance(found, expected))
+        rank = None if found.scores is None or expected.scores is None else score_rank(found.scores, expected.scores)
+        return _Distances(main, runs, _score_distance(found, expected), rank)
 
     def _distance(self, found: NDArray[np.float32], expected: NDArray[np.float32], batch_size: int | None) -> "_Distance":
         expected = expected[: len(found)]
@@ -161,7 +168,12 @@ class Comparison:
         leads = {self.rows.ids[row]: float(np.subtract(*np.sort(expected[row])[[-1, -2]])) for row in np.flatnonzero(is_flipped)}
         return _Distance(float(differences.max()), float(differences.mean()), leads, worst, len(found), batch_size)
 
-    def _allowed(self, expected: Measurement, tolerance: Tolerance) -> Allowed:
+    def _outliers(self, measured: Measurement) -> Metric | None:
+        if measured.scores is None or measured.calibration is None or not np.isfinite(measured.scores).all():
+            return None
+        return outlier_share(measured.scores, measured.calibration, self._resampling.confidence)
+
+    def _allowed(self, expected: Measurement, tolerance: Tolerance, outliers: Metric | None) -> Allowed:
         scale = 1.0 if is_classification(self.rows.task) else max(1.0, float(np.abs(expected.outputs).max()))
         score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
         strict = tolerance.max_difference
@@ -169,6 +181,7 @@ class Comparison:
             max_difference=None if strict is None else strict * scale + tolerance.noise,
             max_score_difference=None if strict is None else strict * score_scale + tolerance.score_noise,
             max_metric_loss=tolerance.max_metric_loss,
+            max_outliers=_most_outliers(outliers, expected.calibration) if tolerance.max_metric_loss is not None else None,
         )
 
     def _lost(self, found: Metric | None, expected: Metric | None, changes: dict[str, Metric], allowed: Allowed) -> list[str]:
@@ -206,6 +219,8 @@ class Comparison:
             max_difference=_finite(distances.worst.largest) if distances else None,
             mean_difference=_finite(distances.main.mean) if distances else None,
             max_score_difference=_finite(distances.score) if distances and distances.score is not None else None,
+            outliers=self._outliers(measured),
+            score_rank=distances.rank if distances else None,
             flipped=list(distances.leads) if distances else [],
             worst_row=distances.worst.worst_row if distances else None,
             batches=distances.checks() if distances else [],
@@ -238,6 +253,7 @@ class _Distances:
     main: _Distance
     runs: list[_Distance]
     score: float | None  # the largest of an outlier score; None where none were measured
+    rank: float | None  # as `Hop.score_rank`
 
     @property
     def worst(self) -> _Distance:
@@ -338,6 +354,18 @@ def _score_beyond(largest: float | None, allowed: Allowed) -> list[str]:
     if allowed.max_score_difference is None or largest <= allowed.max_score_difference:
         return []
     return [f"the largest difference of an outlier score is {largest:.3g}, expected at most {allowed.max_score_difference:.3g}"]
+
+
+def _most_outliers(reference: Metric | None, calibration: Calibration | None) -> float | None:
+    """What the lower bound of a share of outliers may be: the reference's upper bound, and the share that was asked for on top."""
+    return None if reference is None or calibration is None else reference.high + calibration.outlier.share
+
+
+def _outliers_beyond(found: Metric | None, allowed: Allowed) -> list[str]:
+    if found is None or allowed.max_outliers is None or found.low <= allowed.max_outliers:
+        return []
+    told = f"{found.value:.1%} of the rows are called outliers, {found.low:.1%} at the mild end of its interval"
+    return [f"{told}, expected at most {allowed.max_outliers:.1%}"]
 
 
 def _finite(value: float) -> float | None:

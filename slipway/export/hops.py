@@ -61,6 +61,7 @@ class HopRunner:
         self._bundle = bundle
         self._params = params
         measured = measure(TorchRunner(network), comparison.rows, bundle.manifest.max_batch_size, params.timing_rounds)
+        measured = replace(measured, calibration=bundle.manifest.calibration)
         self.torch = (comparison.first("torch", TORCH, measured), measured)
 
     def run_onnx(self) -> Iterator[Measured]:
@@ -111,7 +112,8 @@ class HopRunner:
         small = in_small_batches(runner, rows.inputs, largest, self._params.batch_seconds) if requested.variant == "fp32" else []
         runs = [*small, BatchAnswers(largest, measured.outputs, measured.scores)]
         ordered = tuple(replace(run, outputs=in_order_of(rows.classes, manifest.output.labels, run.outputs)) for run in runs)
-        return replace(measured, outputs=ordered[-1].outputs, batches=ordered)
+        own = manifest.calibration_of(requested.variant)
+        return replace(measured, outputs=ordered[-1].outputs, batches=ordered, calibration=own)
 
     def _onnx_opener(self, requested: Execution) -> Callable[[], Runner]:
         return lambda: open_onnx(

@@ -152,7 +152,8 @@ class ServiceClient:
                     outputs_together[_positions(group)] = rows
         assert first is not None, "a test split is never empty"
         latency = statistics.median(self._timed(first) for _ in range(timing_rounds))
-        alone = Measurement(actual, outputs[:, :-1], latency * 1000, num_rows / seconds, scores=outputs[:, -1])
+        speed, scores = num_rows / seconds, outputs[:, -1]
+        alone = Measurement(actual, outputs[:, :-1], latency * 1000, speed, scores=scores, calibration=self._calibration)
         together = replace(alone, outputs=outputs_together[:, :-1], scores=outputs_together[:, -1])
         return ServiceMeasurement(alone, together if is_table else None)
 

@@ -5,13 +5,14 @@ The variants of a provider are timed in turns. The test rows are not touched her
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.bundle import Choice, Figures, Metric, ModelFile, OutputContract
+from slipway.calibration import Answers, Calibration
 from slipway.contract import Task, is_classification
 from slipway.data.packed import PackedSplit
 from slipway.export.choice import choose
@@ -21,6 +22,7 @@ from slipway.export.session_memory import session_peak_bytes
 from slipway.export.timing import Timings, measure_in_turns
 from slipway.export.variants import refuse_broken, run_in_batches
 from slipway.metrics import Resampling, measure
+from slipway.outlier_shares import outlier_share, score_rank
 from slipway.paired import paired_difference
 from slipway.params_sections import GoalParams
 from slipway.reports.leaderboard_page import Attempt, Leaderboard, Line
@@ -40,6 +42,7 @@ class Contest:
     validation: PackedSplit
     resampling: Resampling
     largest_batch: int
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by variant; without one its outliers are not counted
 
 
 @dataclass(frozen=True)
@@ -98,16 +101,16 @@ def measure_provider(provider: str, runners: Mapping[str, Runner], contest: Cont
     answers = {variant: run_in_batches(runner, inputs, _BATCH_SIZE) for variant, runner in runners.items()}
     for variant, found in answers.items():
         refuse_broken(variant, found, answers["fp32"], contest.output)
-    reference = answers["fp32"].outputs
+    reference = answers["fp32"]
     timings = measure_in_turns(runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence)
     return {
         variant: Line(
             variant=variant,
             provider=provider,
             is_meant_for=True,
-            flipped=[contest.validation.ids[row] for row in _flipped(found.outputs, reference)],
+            flipped=[contest.validation.ids[row] for row in _flipped(found.outputs, reference.outputs)],
             rows_per_second=timings.rows_per_second(variant),
-            figures=_figures(variant, found.outputs, reference, runners[variant], timings, contest),
+            figures=_figures(variant, found, reference, runners[variant], timings, contest),
         )
         for variant, found in answers.items()
     }
@@ -125,16 +128,17 @@ def metric_loss(
     return Metric(value=value + 0.0, low=low + 0.0, high=high + 0.0, confidence=found.confidence, rows=found.rows)  # + 0.0: no -0.0
 
 
-def _figures(
-    variant: str, found: NDArray[np.float32], reference: NDArray[np.float32], runner: Runner, timings: Timings, contest: Contest
-) -> Figures:
+def _figures(variant: str, answers: Answers, expected: Answers, runner: Runner, timings: Timings, contest: Contest) -> Figures:
     task, targets, resampling = contest.task, contest.validation.targets, contest.resampling
+    found, reference, calibration = answers.outputs, expected.outputs, contest.calibrations.get(variant)
     name, best = headline(task), timings.best_batch_size(variant)
     return Figures(
         metric=measure(task, targets, found, resampling, names=[name])[name],
         metric_loss=metric_loss(task, targets, reference, found, resampling),
         max_difference=float(np.abs(found - reference).max()),
         num_flipped=len(_flipped(found, reference)),
+        outliers=outlier_share(answers.scores, calibration, resampling.confidence) if calibration else None,
+        score_rank=score_rank(answers.scores, expected.scores),
         batch_dependence=_batch_dependence(runner, found, contest),
         p50_ms=timings.p50_ms(variant),
         p99_ms=timings.p99_ms(variant),

@@ -16,6 +16,7 @@ from slipway import files
 from slipway.bundle import DataSource, Lineage
 from slipway.cores import num_cores
 from slipway.errors import SchemaError, UnavailableError
+from slipway.export.int8_arithmetic import int8_instructions
 from slipway.runtime import this_machine, why_unavailable
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "bentoml", "numpy", "pillow")
@@ -52,7 +53,8 @@ def package_versions() -> dict[str, str]:
 
 def describe_hardware() -> dict[str, str]:
     """What the latencies in a certificate were measured on."""
-    hardware = {"cpu": _cpu_name(), "cores": str(num_cores()), "system": f"{platform.system()} {platform.machine()}"}
+    hardware = {"cpu": _cpu_name(), "int8": int8_instructions(), "cores": str(num_cores())}
+    hardware |= {"system": f"{platform.system()} {platform.machine()}"}
     try:
         machine = this_machine()
     except UnavailableError:

@@ -182,9 +182,9 @@ def _certainties(facts: CardFacts) -> Iterator[str]:
     if conformal.is_vacuous:
         yield f"Its sets and intervals exclude nothing: {conformal.rows:,} validation rows are too few for {conformal.coverage:.0%}."
     else:
-        kind = "set of labels" if is_classification(facts.training.network.task) else "interval"
+        kind = "a set of labels" if is_classification(facts.training.network.task) else "an interval"
         yield (
-            f"Beside each answer stands a {kind} that holds the truth for at least {conformal.coverage:.0%} of rows like the validation "
+            f"Beside each answer stands {kind} that holds the truth for at least {conformal.coverage:.0%} of rows like the validation "
             f"rows (conformal prediction, {conformal.rows:,} rows). {_on_test('It does', measured.get('coverage'))}"
         )
     if outlier.threshold is None:

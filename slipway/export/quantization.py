@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from slipway import files
 from slipway.export.half_precision import LAYERS, between_layers, score_branch
+from slipway.export.int8_arithmetic import weight_bits
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
@@ -46,10 +47,12 @@ TENSORRT = Scheme(is_symmetric=True)
 class StaticQuantizer:
     """int8 graphs of one fp32 graph: prepared once, calibrated once by each calibrator, made as often as needed.
 
-    `rows` are (rows, ...) training rows as the graph takes them, `scratch` is a folder for files of its own.
+    `rows` are (rows, ...) training rows as the graph takes them, `scratch` is a folder for files of its own. Weights for the CPU have
+    `bits`, or as many as this machine's products hold.
     """
 
-    def __init__(self, fp32: bytes, rows: NDArray[Any], scratch: Path, scheme: Scheme) -> None:
+    def __init__(self, fp32: bytes, rows: NDArray[Any], scratch: Path, scheme: Scheme, bits: int | None = None) -> None:
+        self._bits = 8 if scheme.is_symmetric else bits or weight_bits()
         self._fp32, self._rows, self._scratch, self._scheme = fp32, rows, scratch, scheme
         self._prepared = prepare(fp32, scratch)
         graph = onnx.load(self._prepared).graph
@@ -79,6 +82,7 @@ class StaticQuantizer:
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QInt8 if self._scheme.is_symmetric else QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
+                reduce_range=self._bits == 7,
                 per_channel=True,
                 op_types_to_quantize=[*LAYERS, *(_JOINTS if self._joints else [])],
                 nodes_to_quantize=chosen,
@@ -96,8 +100,8 @@ class StaticQuantizer:
         return {"CalibStridedMinMax": 1, "CalibTensorRangeSymmetric": self._scheme.is_symmetric}
 
 
-def dynamic_graph(fp32: bytes, scratch: Path) -> bytes:
-    """int8 weights, a scale for each column; what meets them becomes uint8 with a scale for each row, when it is there."""
+def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
+    """int8 weights of `bits`, a scale for each column; what meets them becomes uint8 with a scale for each row, when it is there."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     prepared, target = prepare(fp32, scratch), scratch / "dynamic.onnx"
@@ -106,6 +110,7 @@ def dynamic_graph(fp32: bytes, scratch: Path) -> bytes:
         target,
         op_types_to_quantize=["MatMul", "Gemm"],
         per_channel=True,
+        reduce_range=(bits or weight_bits()) == 7,
         weight_type=QuantType.QInt8,
         nodes_to_exclude=_excluded(onnx.load(prepared).graph),
     )

@@ -15,7 +15,7 @@ from slipway.calibration import Answers, Calibration
 from slipway.calibration_fitting import softmax
 from slipway.contract import Task, is_classification
 from slipway.metrics import Resampling, classification_metrics, percentiles, resampled_rows, wilson_interval
-from slipway.reliability import reliability_bins
+from slipway.reliability import ReliabilityBin, reliability_bins
 
 Float = NDArray[np.float64]
 _MOST_POINTS = 200  # of a curve
@@ -59,10 +59,14 @@ class Worth:
         named = [{"name": name, **metric.model_dump()} for name, metric in self.metrics.items()]
         return {**{name: metric.value for name, metric in self.metrics.items() if "before" not in name}, "calibration": named}
 
+    def reliability_bins(self, probabilities: NDArray[np.float32]) -> list[ReliabilityBin]:
+        """Those that have rows, by rising confidence."""
+        confidence, hits = probabilities.max(axis=1).astype(np.float64), probabilities.argmax(axis=1) == self.targets
+        return reliability_bins(confidence, hits)
+
     def reliability(self, probabilities: NDArray[np.float32]) -> tuple[Float, Float]:
         """Mean confidence and accuracy of each bin that has rows."""
-        confidence, hits = probabilities.max(axis=1).astype(np.float64), probabilities.argmax(axis=1) == self.targets
-        bins = reliability_bins(confidence, hits)
+        bins = self.reliability_bins(probabilities)
         return np.array([one.confidence for one in bins]), np.array([one.accuracy for one in bins])
 
     def risk_curve(self, doubt: NDArray[np.floating]) -> tuple[Float, Float]:

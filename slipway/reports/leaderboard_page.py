@@ -9,6 +9,7 @@ from typing import Literal
 
 from slipway.bundle import Choice, Figures, Provider, Ratio
 from slipway.contract import Contract, Task, is_classification
+from slipway.outlier_shares import LEAST_RANK
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.html_page import Html, Section, join, page, paragraph, table, tiles
 
@@ -66,6 +67,12 @@ def leaderboard_text(board: Leaderboard) -> str:
                 for line in board.lines
                 if line.provider == provider and line.variant not in ("fp32", choice.variant)
             ]
+    parts += [
+        f"{line.provider}: {line.variant} hardly keeps the order of fp32's outlier scores (correlation {line.figures.score_rank:.2f}): "
+        "its is_outlier finds fewer strangers"
+        for line in board.lines
+        if line.figures.score_rank is not None and line.figures.score_rank < LEAST_RANK
+    ]
     parts += [f"{provider}: not measured, {reason}" for provider, reason in board.absent.items()]
     parts += [f"{variant}: left out, {reason}" for variant, reason in board.left_out.items()]
     parts += [f"{variant}: {_told(attempts)}" for variant, attempts in board.attempts.items()]
@@ -87,6 +94,8 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
     name, lines = _PROVIDERS[provider], [line for line in board.lines if line.provider == provider]
     columns = ["variant", board.metric, "interval", "loss against fp32", "flipped rows", "size", "memory"]
     answers = table(columns, [_answer_cells(line, board.task) for line in lines], numeric=[columns[1], *columns[4:]])
+    outlier_columns = ["variant", "called outliers", "interval", "order of scores"]
+    outliers = table(outlier_columns, [_outlier_cells(line) for line in lines], numeric=outlier_columns[1:])
     speed_columns = ["variant", "p50 ms", "p99 ms", "one row against fp32", "rows/s", "batch", "rows/s against fp32"]
     speed = table(speed_columns, [_speed_cells(line) for line in lines], numeric=speed_columns[1:])
     verdicts = table(["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines])
@@ -94,7 +103,7 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
         Section(
             f"Chosen on the {name}: {choice.variant}", join([tiles(_boxes(choice, board.task)), paragraph(choice.reason, "note"), verdicts])
         ),
-        Section(f"Answers on the {name}", answers),
+        Section(f"Answers on the {name}", join([answers, outliers])),
         Section(f"Speed on the {name}", join([speed, paragraph("Rows in a second, by batch size", "note"), _by_batch_size(lines)])),
     ]
 
@@ -122,6 +131,12 @@ def _answer_cells(line: Line, task: Task) -> list[str]:
         size(figures.bytes),
         _memory(figures),
     ]
+
+
+def _outlier_cells(line: Line) -> list[str]:
+    found, rank = line.figures.outliers, line.figures.score_rank
+    share = [f"{found.value:.1%}", f"{found.low:.1%} to {found.high:.1%}"] if found else ["", ""]
+    return [line.variant, *share, f"{rank:.2f}" if rank is not None else ""]
 
 
 def _speed_cells(line: Line) -> list[str]:
@@ -159,6 +174,8 @@ def _notes(board: Leaderboard) -> Html:
         "A variant that the rounds show to be slower than fp32, for one row or for many, is never chosen; of those within the budget "
         "one is faster only where the lower bound says so.",
         "The loss is what counts against the budget. Its interval pairs the answers of both to the same rows.",
+        "Called outliers are validation rows above the variant's own threshold; the order of its scores is their rank correlation with "
+        "fp32's: far below 1, its is_outlier finds fewer strangers.",
         "Memory is what loading the graph and one batch add to a fresh process at most.",
     ]
     hardware = next(iter(board.choice.values())).hardware

@@ -1,17 +1,11 @@
-"""`artifacts/predictions.parquet`: what the trained network answers for each test row, one row each.
+"""`artifacts/predictions.parquet`: what the trained network answers for each test row, one row each."""
 
-`reports/confusion.csv` is the same without the numbers, for DVC's plots.
-"""
-
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway import files
 from slipway.data.rows import read_table, write_table
 from slipway.reports.evaluation import Evaluation
 
@@ -52,17 +46,6 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
 def read_predictions(path: Path, *, classification: bool) -> pa.Table:
     """Read them back; SchemaError if they are missing or of another schema."""
     return read_table(path, CLASS_PREDICTIONS if classification else VALUE_PREDICTIONS)
-
-
-def write_confusion(path: Path, evaluation: Evaluation) -> None:
-    """Write a CSV of actual and predicted class names, or of target and prediction, one line for each test row."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("actual", "predicted") if evaluation.is_classification else ("target", "prediction"))
-    pairs = (evaluation.targets, evaluation.predictions)
-    columns = [_names(column, evaluation.classes) for column in pairs] if evaluation.is_classification else [c.tolist() for c in pairs]
-    writer.writerows(zip(*columns, strict=True))
-    files.write_text(path, text.getvalue())
 
 
 def _class_columns(evaluation: Evaluation) -> dict[str, object]:

@@ -51,6 +51,7 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
         Section("How far from the trained network", _difference_bars(compared)),
         _agreement(hops, answered.task),
         _changes(hops, certificate.metric),
+        *_outliers(hops),
         *_flips(compared, answered, contract),
         _worst(compared, answered, contract),
         _speed(hops),
@@ -108,6 +109,30 @@ def _agreement(hops: Sequence[Hop], task: Task) -> Section:
     columns = ["hop", "", "against", "rows", "largest", "mean", "of scores", "flipped"]
     note = "Differences of the answers, the largest and the mean, and the largest of an outlier score."
     return Section("Agreement", join([table(columns, rows, numeric=columns[3:]), paragraph(note, "note")]))
+
+
+def _outliers(hops: Sequence[Hop]) -> list[Section]:
+    rows = [_outliers_row(hop, hop.outliers) for hop in hops if hop.outliers]
+    if not rows:
+        return []
+    note = (
+        "Outliers are the rows above the hop's own threshold; what the lower bound of their share may be is the trained network's upper "
+        "bound and evaluate.outlier_share. The order of the scores is their rank correlation with those of the hop before: far below 1, "
+        "fewer strangers are found."
+    )
+    columns = ["hop", "called outliers", "interval", "allowed", "order of scores"]
+    return [Section("Outliers", join([table(columns, rows, numeric=columns[1:]), paragraph(note, "note")]))]
+
+
+def _outliers_row(hop: Hop, found: Metric) -> list[str]:
+    most = hop.allowed.max_outliers if hop.allowed else None
+    return [
+        hop.name,
+        f"{found.value:.1%}",
+        f"{found.low:.1%} to {found.high:.1%}",
+        f"{most:.1%}" if most is not None else "",
+        f"{hop.score_rank:.4f}" if hop.score_rank is not None else "",
+    ]
 
 
 def _agreement_row(hop: Hop, task: Task) -> list[str]:

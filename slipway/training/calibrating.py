@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway.calibration import Answers, Calibration, Conformal, Outlier, exact
-from slipway.calibration_fitting import fit_temperature, least_probability, softmax, upper_quantile
+from slipway.calibration import Answers, Calibration, Conformal, Outlier
+from slipway.calibration_fitting import fit_temperature, softmax, with_thresholds
 from slipway.contract import is_classification
 from slipway.data.packed import Inputs, PackedSplit
 from slipway.data.randomness import uniform
@@ -69,17 +69,8 @@ class Calibrator:
         conformal = Conformal(coverage=params.coverage, threshold=None, rows=rows)
         outlier = Outlier(share=params.outlier_share, threshold=None, rows=rows, layer=self._layer, statistics_sha256=digest(score))
         fitted = FittedCalibration(Calibration(temperature=temperature, conformal=conformal, outlier=outlier), score)
-        outputs, scores = fitted.apply(self._network, held_out)
-        if is_classification(self._network.spec.task):
-            threshold: float | None = least_probability(outputs, targets, params.coverage)
-        else:
-            threshold = upper_quantile(np.abs(outputs[:, 0].astype(np.float64) - targets), params.coverage)
-        most = upper_quantile(scores, 1 - exact(params.outlier_share))
-        thresholds = {
-            "conformal": conformal.model_copy(update={"threshold": threshold}),
-            "outlier": outlier.model_copy(update={"threshold": most}),
-        }
-        return FittedCalibration(fitted.calibration.model_copy(update=thresholds), score)
+        answers, of_classes = fitted.apply(self._network, held_out), is_classification(self._network.spec.task)
+        return FittedCalibration(with_thresholds(fitted.calibration, answers, targets, of_classes=of_classes), score)
 
     def _training_rows(self, train: PackedSplit) -> Inputs:
         """Which ones depends on seed and ids alone."""

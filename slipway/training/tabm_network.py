@@ -9,8 +9,6 @@ counts as the edge of that range, as in a tree: an outlier cannot push the answe
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rtdl_num_embeddings import LinearEmbeddings
-from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
 from torch import Tensor, nn
 
 from slipway.columns import Column, ColumnContract
@@ -79,6 +77,10 @@ class Tabm(nn.Module):
 
     def __init__(self, arguments: TabmArguments, encoding: RowEncoding, num_outputs: int) -> None:
         super().__init__()
+        # Here, since they import scikit-learn and pandas, which takes a second and is for tables alone.
+        from rtdl_num_embeddings import LinearEmbeddings
+        from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
+
         k, size, num_embedded = arguments.num_submodels, arguments.embedding_size, encoding.num_embedded
         sizes = [size] * num_embedded + encoding.plain_sizes
         # Version B of the authors' embeddings: at first linear in the number, the pieces are learnt from zero.

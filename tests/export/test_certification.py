@@ -2,9 +2,17 @@ from pathlib import Path
 
 import pytest
 
+from slipway.bundle import LoadedBundle
 from slipway.certificate import Execution, Hop, check_certificate, first_fault, read_certificate, write_certificate
-from slipway.errors import CertificateError, ParityError
-from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, summarise
+from slipway.errors import CertificateError, IntegrityError, ParityError
+from slipway.export.certification import (
+    digest_everything,
+    hop_table,
+    make_certificate,
+    raise_if_refused,
+    refuse_changed,
+    summarise,
+)
 from slipway.export.comparison import failed, not_executed
 from tests.export.small_bundle import write_small_bundle
 
@@ -51,6 +59,15 @@ def test_one_differing_hop_refuses_and_the_error_names_it_and_its_worst_row(tmp_
         raise_if_refused(certificate, tmp_path)
     with pytest.raises(CertificateError, match="onnxruntime/cpu/int8"):
         check_certificate(certificate, bundle, accept_draft=True)
+
+
+def test_a_file_that_changed_since_the_bundle_was_made_is_named(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path)
+    lineage = bundle.manifest.lineage.model_copy(update={"digests": {"checkpoint/model.json": "a" * 64, "packed": "b" * 64}})
+    made = LoadedBundle(bundle.root, bundle.manifest.model_copy(update={"lineage": lineage}), bundle.digest)
+    refuse_changed({"checkpoint/model.json": "a" * 64, "another": "c" * 64}, made)
+    with pytest.raises(IntegrityError, match=rf"^checkpoint/model.json changed since bundle {made.version} was made from it"):
+        refuse_changed({"checkpoint/model.json": "c" * 64, "packed": "b" * 64}, made)
 
 
 def test_the_first_fault_is_the_guilty_one() -> None:

@@ -12,6 +12,7 @@ from slipway.export.comparison import BatchAnswers, Comparison, Measurement, Tes
 from slipway.export.hops import batch_noise, in_order_of, in_small_batches
 from slipway.metrics import Resampling
 from slipway.paired import paired_difference
+from tests.calibrations import CALIBRATION
 
 RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
@@ -185,6 +186,37 @@ def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may
     assert hop.status == status
     assert hop.max_score_difference == pytest.approx(1e-4, rel=1e-2)
     assert ("outlier score" in hop.reason) == (status == "differs")
+
+
+def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: int = 100) -> Hop:
+    """Rows of a hop with `scores`, against a network whose 5 last rows of 100 are outliers above the threshold 0.75."""
+    targets = (np.arange(num_rows) % 2).astype(np.float64)
+    ids = [f"row{number}" for number in range(num_rows)]
+    outputs = np.tile(np.array([[0.75, 0.25], [0.25, 0.75]], np.float32), (num_rows // 2, 1))
+    inputs = np.zeros((num_rows, 1, 1, 1), np.uint8)
+    comparison = Comparison(TestRows("image_classification", CLASSES, ids, ids, inputs, targets), RESAMPLING)
+    before = replace(measured(outputs, TORCH), scores=ORDINARY, calibration=CALIBRATION)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("int8", FP16, replace(measured(outputs), scores=scores, calibration=CALIBRATION), (first, before), tolerance)
+
+
+ORDINARY = np.linspace(0.01, 0.789, 100, dtype=np.float32)
+
+
+def test_the_share_of_outliers_and_the_order_of_scores_are_written_down() -> None:
+    hop = compare_scores(ORDINARY, BUDGET)
+    assert hop.status == "agrees"
+    assert hop.score_rank == pytest.approx(1.0)
+    assert hop.outliers is not None
+    assert (hop.outliers.value, hop.outliers.rows) == (0.05, 100)
+    assert compare_scores(ORDINARY[::-1].copy(), BUDGET).score_rank == pytest.approx(-1.0)
+
+
+def test_a_variant_that_calls_ordinary_rows_outliers_differs() -> None:
+    hop = compare_scores(ORDINARY * np.float32(2.4), BUDGET)
+    assert (hop.status, hop.flipped) == ("differs", [])
+    assert hop.reason.startswith("61.0% of the rows are called outliers, 51.2% at the mild end of its interval, expected at most 16.")
+    assert compare_scores(ORDINARY * np.float32(1.1), BUDGET).status == "agrees"  # 13 %: by chance, of so few rows
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])

@@ -1,6 +1,7 @@
 """The measuring, with planted models: one slow, one lossy, one whose answers depend on the batch."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from slipway.export.timing import fewest_rounds, measure_in_turns, median_ratio
 from slipway.metrics import Resampling
 from slipway.params_sections import GoalParams
 from slipway.reports.leaderboard_page import Line
+from tests.calibrations import CALIBRATION
 from tests.packed_rows import packed_split
 
 NUM_ROWS, NUM_CLASSES = 40, 4
@@ -79,6 +81,16 @@ def test_a_planted_lossy_variant_is_over_the_budget_and_its_flipped_rows_are_nam
     assert figures.metric_loss.value == pytest.approx(0.05)
     assert figures.metric_loss.low <= 0.05 <= figures.metric_loss.high
     assert verdict(measured(PlantedRunner(num_wrong=1), fp32=PlantedRunner(delay_s=0.004)))[0] == "int8"
+
+
+def test_outliers_are_counted_by_the_variants_own_thresholds() -> None:
+    strict = CALIBRATION.model_copy(update={"outlier": CALIBRATION.outlier.model_copy(update={"threshold": 1.5})})
+    rivals = replace(contest(), calibrations={"fp32": CALIBRATION, "int8": strict})  # every planted score is 1
+    runners = {"fp32": PlantedRunner(), "int8": PlantedRunner()}
+    figures = {name: line.figures for name, line in measure_provider("cpu", runners, rivals, Effort(limit_s=0.2, memory=False)).items()}
+    shares = {name: found.outliers.value for name, found in figures.items() if found.outliers}
+    assert shares == {"fp32": 1.0, "int8": 0.0}
+    assert figures["int8"].score_rank is None  # all equal
 
 
 def test_an_answer_that_depends_on_the_rows_beside_it_is_seen() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from slipway.params import Params
 from slipway.rebuild import open_rebuilt
 from slipway.runtime import why_unavailable
 from stages import compile as compile_stage
+from tests import warm_starts
 from tests.export.conftest import NUM_ROWS, Project
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def write_params(folder: Path, content: dict[str, Any]) -> None:
 
 def run_stage(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"BENTOML_HOME": str(folder / ".bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
-    return subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=environment, capture_output=True, text=True)
+    return warm_starts.run([f"stages.{stage}"], folder, environment, timeout=300)
 
 
 def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(project: Path) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from slipway.runtime import open_onnx
 from slipway.training.calibrated import calibrated as calibrated_as
 from slipway.training.networks import NetworkSpec, TableNetwork, build_network, load_network
 from slipway.training.tabm_network import RowEncoding
+from tests import warm_starts
 from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import write_reports
 from tests.packed_rows import write_split_rows
@@ -64,8 +63,7 @@ def params_for(task: Task) -> Params:
 
 
 def run_stage(folder: Path, stage: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", f"stages.{stage}"], cwd=folder, env=environment, capture_output=True, text=True)
+    done = warm_starts.run([f"stages.{stage}"], folder, os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

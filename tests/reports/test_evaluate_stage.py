@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+import yaml
 
 from slipway.contract import CLASSIFICATION_METRICS, Task
 from slipway.data.packed import write_split
@@ -20,7 +21,7 @@ from slipway.reports.evaluation import read_metrics
 from slipway.reports.predictions import read_predictions
 from slipway.training.prediction import predict
 from stages import evaluate
-from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, images, network, params_with
+from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, ROOT, images, network, params_with
 
 Project = Callable[[Task], None]
 OUTPUTS = [
@@ -29,6 +30,8 @@ OUTPUTS = [
     evaluate.PREDICTIONS,
     evaluate.METRICS,
     evaluate.CONFUSION,
+    evaluate.SCATTER,
+    evaluate.RELIABILITY,
     evaluate.SLICES,
     evaluate.PAGE,
 ]
@@ -67,7 +70,21 @@ def test_predictions_and_confusion_hold_each_test_row_once(project: Project) -> 
     assert np.allclose([sum(row) for row in table["probabilities"].to_pylist()], 1)
     with evaluate.CONFUSION.open(newline="") as file:
         pairs = [(row["actual"], row["predicted"]) for row in csv.DictReader(file)]
+    assert evaluate.SCATTER.read_text() == "target,prediction\n"
     assert pairs == list(zip(table["target"].to_pylist(), table["prediction"].to_pylist(), strict=True))
+
+
+def test_the_reliability_table_has_every_test_row_in_one_bin_with_its_accuracy(project: Project) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}))
+    table = read_predictions(evaluate.PREDICTIONS, classification=True)
+    hits = np.array(table["target"].to_pylist()) == np.array(table["prediction"].to_pylist())
+    with evaluate.RELIABILITY.open(newline="") as file:
+        bins = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    assert sum(found["rows"] for found in bins) == NUM_TEST_ROWS
+    assert sum(found["rows"] * found["accuracy"] for found in bins) == pytest.approx(hits.sum())
+    assert sum(found["rows"] * found["confidence"] for found in bins) == pytest.approx(sum(table["confidence"].to_pylist()))
+    assert all(found["low"] <= found["accuracy"] <= found["high"] and found["ideal"] == found["confidence"] for found in bins)
 
 
 def test_a_numeric_target_writes_every_output(project: Project) -> None:
@@ -94,8 +111,22 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
     assert table.num_rows == NUM_TEST_ROWS
     assert content["mse"] == pytest.approx(5 / 21)  # five targets are 1 more than what the network answers
     assert content["mae"] == pytest.approx(5 / 21)
-    assert evaluate.CONFUSION.read_text().startswith("target,prediction\n")
+    assert len(evaluate.SCATTER.read_text().splitlines()) == 1 + NUM_TEST_ROWS
+    assert evaluate.CONFUSION.read_text() == "actual,predicted\n"  # DVC complains where a column is missing
+    assert evaluate.RELIABILITY.read_text() == "rows,confidence,accuracy,ideal,low,high\n"  # a number has no confidence
     assert "Prediction against target" in evaluate.PAGE.read_text()
+
+
+@pytest.mark.parametrize("task", ["image_classification", "image_regression"])
+def test_every_column_that_dvc_plots_is_in_its_table_whatever_the_task(project: Project, task: Task) -> None:
+    project(task)
+    evaluate.run(params_with(task, {}))
+    plots = [plot for entry in yaml.safe_load((ROOT / "dvc.yaml").read_text())["plots"] for plot in entry.values()]
+    axes = [axis for plot in plots for axis in (plot.get("x"), plot.get("y")) if isinstance(axis, dict)]
+    wanted = {path: names if isinstance(names, list) else [names] for axis in axes for path, names in axis.items() if path.endswith(".csv")}
+    assert set(wanted) == {path.as_posix() for path in (evaluate.CONFUSION, evaluate.SCATTER, evaluate.RELIABILITY, evaluate.SLICES)}
+    for path, names in wanted.items():
+        assert set(names) <= set(Path(path).read_text().splitlines()[0].split(",")), path
 
 
 def test_twice_the_same_run_writes_the_same_bytes(project: Project) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from slipway.bundle import Choice, Figures
+from slipway.bundle import Choice, Figures, Metric
 from slipway.reports.leaderboard_page import Attempt, Leaderboard, Line, leaderboard_page, leaderboard_text
 
 
@@ -65,6 +65,20 @@ def test_the_text_has_what_was_asked_for_and_what_came_out(board: Leaderboard) -
     assert "int8_dynamic: left out, it reaches 4 %" in text
     assert "int8: 2 ways of quantising were tried; with entropy ranges and conv_1 in fp32 it loses least, 0.0040" in text
     assert re.search(r"^fp16 .* 1\.23 +4,320", text, re.MULTILINE), "a p99 of too few calls is left empty"
+
+
+def test_a_variant_that_loses_the_order_of_outlier_scores_is_named(board: Leaderboard) -> None:
+    share = {"value": 0.992, "low": 0.972, "high": 0.998, "confidence": 0.95, "rows": 260}
+
+    def with_rank(rank: float | None) -> Leaderboard:
+        found = board.lines[1].figures.model_copy(update={"score_rank": rank, "outliers": Metric.model_validate(share)})
+        return board.model_copy(update={"lines": [board.lines[0], board.lines[1].model_copy(update={"figures": found}), board.lines[2]]})
+
+    told = "cpu: int8 hardly keeps the order of fp32's outlier scores (correlation 0.27)"
+    assert told in leaderboard_text(with_rank(0.27))
+    assert "hardly" not in leaderboard_text(with_rank(0.93)) + leaderboard_text(with_rank(None))
+    for text in ("99.2%", "97.2% to 99.8%", "0.27"):
+        assert f">{text}</td>" in leaderboard_page(with_rank(0.27))
 
 
 def test_a_leaderboard_survives_json(board: Leaderboard) -> None:

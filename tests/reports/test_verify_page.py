@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.certificate import Certificate, Execution, Hop
+from slipway.bundle import Metric
+from slipway.certificate import Allowed, Certificate, Execution, Hop
 from slipway.contract import Task
 from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, headline, not_executed
 from slipway.input_contract import InputContract
 from slipway.metrics import Resampling
 from slipway.reports.log_bars import LogBar, log_bars
-from slipway.reports.verify_page import Answered, verify_page
+from slipway.reports.verify_page import Answered, _outliers, verify_page
 from tests.reports.test_pages import CONTRACT, EVIL, FOREIGN, faults
 from tests.serving.bundles import COLUMNS
 
@@ -123,6 +124,16 @@ def test_a_tables_flipped_rows_are_shown_with_their_cells() -> None:
 def test_where_nothing_flips_the_page_says_so() -> None:
     document, _ = make_page("image_classification", CONTRACT, pictures(), num_flipped=0)
     assert "None: every hop gives every row the label of the trained network." in document
+
+
+def test_outliers_are_shown_with_what_is_allowed() -> None:
+    document, hops = make_page("image_classification", CONTRACT, pictures())
+    assert "<h2>Outliers</h2>" not in document  # nothing counted them
+    share = Metric(value=0.61, low=0.512, high=0.7, confidence=0.95, rows=NUM_ROWS)
+    allowed = Allowed(max_difference=None, max_score_difference=None, max_metric_loss=0.1, max_outliers=0.162)
+    section = _outliers([hops[0], hops[1].model_copy(update={"outliers": share, "allowed": allowed, "score_rank": 0.27})])
+    for text in ("61.0%", "51.2% to 70.0%", "16.2%", "0.2700"):
+        assert f">{text}</td>" in section[0].body
 
 
 def test_batch_sizes_that_were_cut_short_are_told() -> None:
