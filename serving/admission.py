@@ -80,6 +80,7 @@ class Admission:
         self._min_items = max(MIN_ITEMS, 2 * num_decoders)
         self._clock = clock
         self._times = BatchTimes()
+        self._batch_speed = math.inf  # items a second of the largest batches, as the times of batches say
         self._speed: float | None = None  # items a second of the whole way, once it has been seen at its limit
         self._demand = 0.0  # items asked for, refused ones included, beyond what could have been done since
         self._demand_at = clock()
@@ -106,7 +107,7 @@ class Admission:
 
     def speed(self) -> float:
         """Items a second that can be answered; infinity while nothing is known."""
-        return self._times.throughput(self.max_batch_size) if self._speed is None else self._speed
+        return self._batch_speed if self._speed is None else self._speed
 
     def enter(self, num_items: int = 1) -> "Visit":
         """Let a request in, of so many items as far as is known. Refusal if it has to stay outside."""
@@ -123,6 +124,7 @@ class Admission:
     def ran(self, size: int, seconds: float) -> None:
         """Note a batch that the model answered."""
         self._times.add(size, seconds)
+        self._batch_speed = self._times.throughput(self.max_batch_size)
 
     def grow(self, more_items: int) -> None:
         """A request that was let in has more items than was known."""

@@ -22,6 +22,7 @@ from serving.responses import RETRY_AFTER, Refusal, Response, encoded_headers, e
 MAX_HEADER_BYTES = 64 << 10  # of one request, with its path; as uvicorn's other protocol has it
 LINGER_S = 1.0  # for a refused caller to read why: a few round trips of a slow line
 MOST_LINGERING = 64  # of a worker: a flood of connections is not to take more descriptors than these
+LAST_LOOK_S = 0.01  # not 0: the event loop would look before it reads
 AT_ONCE = "slipway.at_once"  # among the scope's extensions: `answer_at_once` of its request
 
 
@@ -41,6 +42,7 @@ class Connection(HttpToolsProtocol):
         self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
         self._deadline: float | None = None  # the event loop's seconds; None while nothing is waited for
         self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline or before
+        self._is_last_look = False
         self._is_in_head = True
         self._header_bytes = 0  # of this request so far
         self._num_headers = 0
@@ -134,7 +136,7 @@ class Connection(HttpToolsProtocol):
     def _wait(self, num_timeouts: int) -> None:
         """A timer that goes off too early and looks again is cheaper than one armed and taken back twice for each request."""
         now, seconds = self.loop.time(), self._inference.settings.request_timeout_s
-        self._deadline = now + num_timeouts * seconds
+        self._deadline, self._is_last_look = now + num_timeouts * seconds, False
         if self._timer is None:
             self._timer = self.loop.call_at(now + seconds, self._look)  # no deadline that is set later will be before this
 
@@ -146,11 +148,14 @@ class Connection(HttpToolsProtocol):
         if self._deadline is None:
             return
         now = self.loop.time()
-        if now >= self._deadline:
+        if now < self._deadline:
+            self._timer = self.loop.call_at(min(self._deadline, now + self._inference.settings.request_timeout_s), self._look)
+        elif not self._is_last_look:  # the loop itself may be late: what has arrived meanwhile is read first
+            self._is_last_look = True
+            self._timer = self.loop.call_later(LAST_LOOK_S, self._look)
+        else:
             self._deadline = None
             self._too_late()
-        else:
-            self._timer = self.loop.call_at(min(self._deadline, now + self._inference.settings.request_timeout_s), self._look)
 
     def _too_late(self) -> None:
         if self._is_in_head and self._pending_bytes:

@@ -1,11 +1,16 @@
 """What workers counted before they died, in one file of each kind.
 
 prometheus_client keeps the files of every process that ever counted, and reads them all for each scrape: a worker that dies again and
-again would make scrapes slower without end. So the files of dead workers are added up into one, and removed.
+again would make scrapes slower without end. So the files of dead workers are added up into one, the heir, and removed.
+
+A scraper may be killed between any two file operations, and nothing is then counted twice or lost. The dead's files are first renamed to
+`.dead`, whereby they are no worker's any more. The heir's next content gets the name `.sum` when it is complete: from that moment on all
+`.dead` files are in it, whether they have been removed yet or not. Whoever reads next goes on from there.
 """
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +28,17 @@ _LOCK = "dead_workers.lock"
 def settled(directory: Path) -> Iterator[None]:
     """The files of the workers, those of the dead added up, and none removed meanwhile. Any thread of any worker may ask for it."""
     with (directory / _LOCK).open("w") as lock:
-        if any(_of_the_dead(directory, kind) for kind in KINDS):
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        while any(_is_to_do(directory, kind) for kind in KINDS):
             fcntl.flock(lock, fcntl.LOCK_EX)
             for kind in KINDS:
                 _add_up(directory, kind)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_SH)  # others may come between, and die there
         yield
+
+
+def _is_to_do(directory: Path, kind: str) -> bool:
+    return bool(_of_the_dead(directory, kind) or _taken(directory, kind)) or _sum(directory, kind).exists()
 
 
 def _of_the_dead(directory: Path, kind: str) -> list[Path]:
@@ -36,10 +46,22 @@ def _of_the_dead(directory: Path, kind: str) -> list[Path]:
     return [path for path, number in numbers.items() if number != _HEIR and not is_alive(number)]
 
 
+def _taken(directory: Path, kind: str) -> list[Path]:
+    return list(directory.glob(f"{kind}_*.dead"))
+
+
+def _sum(directory: Path, kind: str) -> Path:
+    return directory / f"{kind}_{_HEIR}.sum"
+
+
 def _add_up(directory: Path, kind: str) -> None:
-    dead, heir = _of_the_dead(directory, kind), directory / f"{kind}_{_HEIR}.db"
+    _hand_over(directory, kind)  # what a killed scraper had added up
+    for path in _of_the_dead(directory, kind):
+        path.rename(path.with_name(f"{path.stem}_{time.time_ns()}.dead"))  # a process may get the number of one that was taken before
+    dead = _taken(directory, kind)
     if not dead:
         return  # another worker was first
+    heir = _heir(directory, kind)
     totals: dict[str, float] = {}
     for path in [*dead, *([heir] if heir.exists() else [])]:
         for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):  # type: ignore[no-untyped-call]  # it has no types
@@ -50,6 +72,17 @@ def _add_up(directory: Path, kind: str) -> None:
     for key, value in totals.items():
         file.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]
     file.close()  # type: ignore[no-untyped-call]
-    os.replace(new, heir)
-    for path in dead:
-        path.unlink()
+    os.replace(new, _sum(directory, kind))
+    _hand_over(directory, kind)
+
+
+def _hand_over(directory: Path, kind: str) -> None:
+    """Let a complete sum take the heir's place, without what is in it."""
+    if _sum(directory, kind).exists():
+        for path in _taken(directory, kind):
+            path.unlink()
+        os.replace(_sum(directory, kind), _heir(directory, kind))
+
+
+def _heir(directory: Path, kind: str) -> Path:
+    return directory / f"{kind}_{_HEIR}.db"

@@ -130,5 +130,5 @@ class _Expectation:
 
 def _request_id(headers: Headers) -> str:
     """The caller's x-request-id if it is sane, else a new one."""
-    given = headers.get(b"x-request-id", b"")
-    return given.decode() if _SANE_ID.fullmatch(given) else secrets.token_hex(8)
+    given = headers.get(b"x-request-id")
+    return given.decode() if given and _SANE_ID.fullmatch(given) else secrets.token_hex(8)

@@ -29,6 +29,7 @@ from serving.responses import RETRY_AFTER, Refusal
 from serving.rollout.canary import Canary
 from serving.rollout.following import Follower
 from serving.sampling import Sampler
+from serving.server_paths import without_server_paths
 from serving.settings import Settings
 from serving.watching.feedback import Feedback
 from serving.watching.watcher import limits_of, open_watcher
@@ -40,14 +41,19 @@ LOADING = "the model is being loaded and warmed up"  # why it is not ready at fi
 
 
 class Inference:
-    """One worker's model, queue and metrics. `rebuild_command` is the process that builds an engine for this machine."""
+    """One worker's model, queue and metrics.
 
-    def __init__(self, settings: Settings, rebuild_command: Sequence[str] = COMMAND) -> None:
+    `rebuild_command` is the process that builds an engine for this machine. `settle` is called once, when the first model is loaded
+    and no request goes to it yet.
+    """
+
+    def __init__(self, settings: Settings, rebuild_command: Sequence[str] = COMMAND, settle: Callable[[], object] = lambda: None) -> None:
         self.settings = settings
         self.monitoring = Monitoring()
         self.reason = LOADING  # why it is not ready
         self.rebuild = RebuildState("not_asked_for", "the model is being loaded")
         self._rebuild_command = rebuild_command
+        self._settle = settle
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
@@ -181,7 +187,7 @@ class Inference:
         self.monitoring.queue_depth(self._admission.num_requests)
         model = live.model
         try:
-            with live.request():
+            with live:  # it does not end before the request does
                 decoded, batched = await self._run(live, payload, visit)
             answers = [finite_answer(row.answer) for row in batched.rows]
             self.monitoring.answer(live.slot)
@@ -200,10 +206,12 @@ class Inference:
 
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
-        live = self._require_live()
+        stable = self._require_live()
         if self._admission.is_overloaded:
             raise self._admission.overload()
-        return await self._explainer.explain(live, payload) | {"model_version": live.model.version}
+        if self.canary is None:
+            return await self._explainer.explain(stable, payload)
+        return await self.canary.explain(request_id, self._require_live, lambda live: self._explainer.explain(live, payload))
 
     def status_of(self, part: str) -> dict[str, Any] | None:
         """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
@@ -255,12 +263,13 @@ class Inference:
             settings = await asyncio.to_thread(self.rollout.begin)
             model = await asyncio.to_thread(load_model, settings)
         except SlipwayError as error:
-            self.reason = str(error)
+            self.reason = without_server_paths(str(error), self.settings)
             logger.error("not ready: %s", error)
         except Exception as error:
-            self.reason = f"the model could not be loaded: {type(error).__name__}: {error}"
+            self.reason = without_server_paths(f"the model could not be loaded: {type(error).__name__}: {error}", self.settings)
             logger.exception("not ready")
         else:
+            self._settle()
             await self.swap(model)
         self.rollout.start()
         self.rebuild = first_state(self.settings, self.model)

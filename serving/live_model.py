@@ -4,8 +4,7 @@ Whoever swaps models lets new requests go to the other one and retires this one,
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from serving.batching import MicroBatcher
 from serving.decoding import ImageDecoder
@@ -27,17 +26,16 @@ class LiveModel:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """One request, from its bytes to its answer: until it is over this model does not end."""
+    def __enter__(self) -> None:
+        """One request begins, from its bytes to its answer: until it is over this model does not end."""
         self._num_inside += 1
         self._empty.clear()
-        try:
-            yield
-        finally:
-            self._num_inside -= 1
-            if not self._num_inside:
-                self._empty.set()
+
+    def __exit__(self, *_: object) -> None:
+        """It is over."""
+        self._num_inside -= 1
+        if not self._num_inside:
+            self._empty.set()
 
     async def retire(self) -> None:
         """Finish what is inside, then end the threads. Nothing may begin here any more."""

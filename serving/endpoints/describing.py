@@ -4,7 +4,10 @@ from serving.inference import Inference
 from serving.responses import Response, json_response
 from serving.routes import READING, Operation, Request, Route, Routes, always
 from serving.schemas import ANYTHING
+from serving.server_paths import without_server_paths
 
+# What says why; the rest of the card is the model's own: labels, columns and categories may look like paths.
+_REASONS = ("execution", "choice", "left_out", "certificate", "target_certificate", "lineage", "rebuild", "rolled_out")
 _MODEL = Operation("The model card, with the certificate.", answers={"application/json": ANYTHING}, errors=("not_ready",))
 
 
@@ -12,6 +15,7 @@ def routes(inference: Inference) -> Routes:
     """`/model`."""
 
     async def model(request: Request) -> Response:
-        return json_response(inference.card())
+        card = inference.card()
+        return json_response(card | {part: without_server_paths(card[part], inference.settings) for part in _REASONS})
 
     return {"/model": Route(READING, model, "caller", always(_MODEL))}

@@ -10,7 +10,7 @@ from serving.description import example_row
 from serving.inference import Inference
 from serving.payload import Payload
 from serving.reading import read_payload
-from serving.responses import Refusal, Response, json_response
+from serving.responses import Refusal, Response, finite_json_response
 from serving.routes import Operation, Request, Route, Routes
 from serving.schemas import payload_content, prediction_content
 from slipway.bundle import Bundle
@@ -48,7 +48,7 @@ def routes(inference: Inference) -> Routes:
             return await read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
 
         def encode(answer: dict[str, Any]) -> Response:
-            return json_response(answer | {"request_id": request.id})
+            return finite_json_response(answer | {"request_id": request.id})
 
         return await predict_within_deadline(inference, request, read, encode)
 

@@ -35,12 +35,12 @@ class Explainer:
         self._is_busy = False
 
     async def explain(self, live: LiveModel, payload: Payload) -> dict[str, Any]:
-        """The answer to one item and its `explanation`, without request id and model version; Refusal if there is none."""
-        with self._alone(), live.request():
+        """The answer to one item and its `explanation`, without request id; Refusal if there is none."""
+        with self._alone(), live:
             decoded = await live.decoder.decode(*payload.items)
             _require_one(decoded)
             try:
-                return await self._explain(live, decoded.inputs[0])
+                return await self._explain(live, decoded.inputs[0]) | {"model_version": live.model.version}
             except InvalidAnswerError as error:
                 raise Refusal("invalid_answer", f"{error}; this request has no explanation") from None
 

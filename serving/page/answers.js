@@ -42,9 +42,9 @@ export function answerList(container, announce, facts) {
     entry.explainProblem = null;
     render(entry);
     try {
-      entry.explanation = (await patiently(() => call("explain", bodyOf(entry.item)))).content.explanation;
+      entry.explanation = (await patiently(() => call("explain", { ...bodyOf(entry.item), requestId: entry.answer.request_id }))).content.explanation;
     } catch (refused) {
-      entry.explainProblem = problem(refused);
+      entry.explainProblem = refused; // said in the language of the moment
     }
     entry.explaining = false;
     render(entry);
@@ -144,7 +144,7 @@ export function answerList(container, announce, facts) {
     return html(
       "div",
       {},
-      entry.explainProblem ? html("p", { class: "problem", role: "alert" }, entry.explainProblem) : null,
+      entry.explainProblem ? html("p", { class: "problem", role: "alert" }, whyUnexplained(entry.explainProblem)) : null,
       html("button", { type: "button", "data-focus": "explain", click: () => explainEntry(entry) }, t(entry.item.file ? "explain.picture" : "explain.row")),
     );
   }
@@ -251,6 +251,11 @@ export function answerList(container, announce, facts) {
 export function problem(refused) {
   const words = known(`error.${refused.code}`, "");
   return words && refused.message ? `${words} (${refused.message})` : words || refused.message || String(refused);
+}
+
+/** Why there is no explanation, in the reader's words alone. */
+function whyUnexplained({ code }) {
+  return known(`explain.error.${code}`, "") || known(`error.${code}`, "") || t("explain.error.other", { code });
 }
 
 function spoken(answer) {

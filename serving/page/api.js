@@ -24,8 +24,9 @@ export function keepKey(value) {
 }
 
 /** {content, milliseconds} of a JSON answer; Refused for anything else. */
-export async function call(path, { method = "GET", body, contentType } = {}) {
+export async function call(path, { method = "GET", body, contentType, requestId } = {}) {
   const headers = {};
+  if (requestId) headers["x-request-id"] = requestId;
   if (contentType) headers["content-type"] = contentType;
   if (key()) headers.authorization = `Bearer ${key()}`;
   const started = performance.now();

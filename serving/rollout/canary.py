@@ -15,7 +15,8 @@ from serving.responses import Refusal
 from serving.rollout.evidence import Evidence
 
 _NOT_THE_MODELS = ("queue_full", "not_ready")  # refused before any model was asked
-PredictWith = Callable[[LiveModel], Awaitable[dict[str, Any]]]
+_THE_MODELS = ("model_failed", "invalid_answer")
+AskOne = Callable[[LiveModel], Awaitable[dict[str, Any]]]
 
 
 def is_chosen(request_id: str, share: float, version: str) -> bool:
@@ -40,7 +41,7 @@ class Canary:
         """Whether the candidate is asked first."""
         return is_chosen(request_id, self.share, self.live.model.version)
 
-    async def predict(self, request_id: str, stable: Callable[[], LiveModel], predict_with: PredictWith) -> dict[str, Any]:
+    async def predict(self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne) -> dict[str, Any]:
         """The answer of one of the two; `stable` gives the stable model of the moment."""
         if not self.is_chosen(request_id):
             return await self._watched(stable(), predict_with, of_candidate=False)
@@ -51,7 +52,17 @@ class Canary:
                 raise
         return await predict_with(stable())
 
-    async def _watched(self, live: LiveModel, predict_with: PredictWith, *, of_candidate: bool) -> dict[str, Any]:
+    async def explain(self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskOne) -> dict[str, Any]:
+        """The explanation by the model that `predict` has for this request id; it is no evidence."""
+        if self.is_chosen(request_id):
+            try:
+                return await explain_with(self.live)
+            except Refusal as refusal:
+                if refusal.code not in _THE_MODELS:
+                    raise
+        return await explain_with(stable())
+
+    async def _watched(self, live: LiveModel, predict_with: AskOne, *, of_candidate: bool) -> dict[str, Any]:
         share, slow_s, started = self.share, self.slow_s, perf_counter()
         is_counted, failed = True, True
         try:

@@ -62,6 +62,8 @@ class _Caller(asyncio.Protocol):
         self._received = bytearray()
         self._head: tuple[int, dict[bytes, bytes]] | None = None
         self._answer: asyncio.Future[tuple[int, dict[bytes, bytes], bytes]] | None = None
+        self._unasked: tuple[int, dict[bytes, bytes], bytes] | None = None  # a refusal of the connection itself
+        self._has_body = True
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,6 +71,9 @@ class _Caller(asyncio.Protocol):
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, dict[bytes, bytes], bytes]]:
         self._answer = asyncio.get_running_loop().create_future()
+        if self._unasked:
+            self._answer.set_result(self._unasked)
+            return self._answer
         self._has_body = not request.startswith(b"HEAD ")
         self._transport.write(request)
         return self._answer
@@ -101,7 +106,9 @@ class _Caller(asyncio.Protocol):
         self._transport.close()
 
     def _end(self, answer: tuple[int, dict[bytes, bytes], bytes]) -> None:
-        if self._answer and not self._answer.done():
+        if self._answer is None:
+            self._unasked = self._unasked or answer
+        elif not self._answer.done():
             self._answer.set_result(answer)
 
 

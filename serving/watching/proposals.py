@@ -50,7 +50,8 @@ def proposal_text(
 def commands(state: Path, kept: Path) -> list[str]:
     """From the kept requests to a new certified bundle, as a person would type it in the project's folder."""
     collect = f"python -m slipway.collect data/collected.parquet --kept {shlex.quote(str(kept))} --state {shlex.quote(str(state))}"
-    return [collect, "dvc exp run -S data.path=data/collected.parquet", "dvc exp show --only-changed --drop '.*/.*'", "make release"]
+    join, run = "python -m slipway.data.join data/next.parquet", "dvc exp run -S data.path=data/next.parquet"
+    return [collect, join, run, "dvc exp show --only-changed --drop '.*/.*'", "make release"]
 
 
 def _next_data_set(state: Path, kept: Path | None) -> str:
@@ -62,8 +63,8 @@ def _next_data_set(state: Path, kept: Path | None) -> str:
     lines = "\n".join(commands(state, kept))
     return (
         "Tell the truths of such rows to `POST /feedback`, or label what `python -m slipway.collect ... --unlabelled` writes. "
-        "If they are few, put them together with the data of before (docs/collect.md): alone they seldom make a model that passes its "
-        f"gates. Then, in the project's folder:\n\n```bash\n{lines}\n```"
+        "Then, in the project's folder, join them with the data of before, since alone they seldom make a model that passes its gates, and "
+        f"run what the second command says is next, as a rule the third:\n\n```bash\n{lines}\n```"
     )
 
 

@@ -10,9 +10,9 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from serving.watching.models import WatchedModel, watched_key
 from serving.watching.proposals import write_proposal
 from serving.watching.quality import NUM_JUDGED, compare, measure_joined
 from serving.watching.store import Closed, Limits, Part, Prediction, Store
+from serving.watching.thinning import Counted, Thinning, rows_to_count
 from slipway.bundle import LoadedBundle
 from slipway.disk_faults import disk_fault
 from slipway.kept import REPLAYED
@@ -69,7 +70,8 @@ class _Group:
     """What was answered by one model in one round."""
 
     model: WatchedModel
-    answered: list[Answered]
+    answered: list[Answered] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)  # rows of all requests
 
 
 class Watcher:
@@ -83,7 +85,9 @@ class Watcher:
         self._part_rows = max(1, self._limits.window_rows // (_WINDOW_SHARE * settings.workers))
         self._store = Store(settings.state, self._limits)
         self._models: dict[str, WatchedModel] = {}  # by key
+        self._thinning = Thinning()
         self._waiting: deque[Answered] = deque()
+        self._counted: deque[Counted] = deque()  # rows of requests that are not taken in whole
         self._bytes_offered, self._bytes_taken = 0, 0  # each is written by one thread alone
         self._dropped_offered, self._dropped_counted = 0, 0
         self._part = Part(sequence=1)
@@ -102,6 +106,9 @@ class Watcher:
     def offer(self, answered: Answered) -> None:
         """Take note of a request, or leave it. Never waits, never raises."""
         if answered.request_id.startswith(REPLAYED):
+            return
+        if not self._thinning.takes() and len(self._counted) < MAX_WAITING:
+            self._counted += rows_to_count(answered)
             return
         num_bytes = answered.inputs.nbytes
         if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
@@ -134,10 +141,14 @@ class Watcher:
         self._store.close()
 
     def _round(self, is_last: bool) -> None:
+        num_offered = num_used = 0
         for group in self._attempt("gathering", self._gather) or []:
             self._attempt("counting", partial(self._count, group))
-            self._attempt("features", partial(self._look, group))
-            self._attempt("recording", partial(self._record, group))
+            num_looked_at = self._attempt("features", partial(self._look, group)) or 0
+            num_recorded = self._attempt("recording", partial(self._record, group)) or 0
+            num_offered += len(group.counted)
+            num_used += max(num_looked_at, num_recorded)
+        self._thinning.adapt(num_offered, num_used)
         if is_last or self._is_due("merge", MERGE_S):
             self._attempt("merging", self._merge)
         if is_last:
@@ -181,12 +192,24 @@ class Watcher:
         if dropped:
             self._dropped_counted += dropped
             self._metrics.rows("dropped", dropped)
-        groups: dict[tuple[str, str], list[Answered]] = {}
+        groups: dict[tuple[str, str], _Group] = {}
+
+        def group_of(bundle: LoadedBundle, variant: str) -> _Group:
+            key = (bundle.digest, variant)
+            if key not in groups:
+                groups[key] = _Group(self._model(bundle, variant))
+            return groups[key]
+
         for _ in range(len(self._waiting)):
             answered = self._waiting.popleft()
             self._bytes_taken += answered.inputs.nbytes
-            groups.setdefault((answered.bundle.digest, answered.execution.variant), []).append(answered)
-        return [_Group(self._model(group[0].bundle, group[0].execution.variant), group) for group in groups.values()]
+            group = group_of(answered.bundle, answered.execution.variant)
+            group.answered.append(answered)
+            group.counted += rows_to_count(answered)
+        for _ in range(len(self._counted)):
+            counted = self._counted.popleft()
+            group_of(counted.bundle, counted.variant).counted.append(counted)
+        return list(groups.values())
 
     def _model(self, bundle: LoadedBundle, variant: str) -> WatchedModel:
         key = watched_key(bundle, variant)
@@ -198,30 +221,36 @@ class Watcher:
 
     def _count(self, group: _Group) -> None:
         """What is counted of every row."""
-        answers = [answer for one in group.answered for answer in one.answers]
         if group.model.has_classes:
-            labels = [answer["label"] for answer in answers]
-            self._metrics.classes(Counter(labels))
-            self._metrics.confidences([answer["probabilities"][label] for answer, label in zip(answers, labels, strict=True)])
-        self._metrics.outliers([answer["is_outlier"] for answer in answers].count(True))
+            self._metrics.classes(Counter(row.label for row in group.counted if row.label is not None))
+            self._metrics.confidences([row.confidence for row in group.counted])
+        self._metrics.outliers([row.is_outlier for row in group.counted].count(True))
         if group.model.has_missing_signs:
-            self._metrics.missing_cells(sum(group.model.num_missing_cells(one.inputs) for one in group.answered))
+            self._metrics.missing_cells(sum(group.model.num_missing_cells(row.inputs) for row in group.counted if row.inputs is not None))
 
-    def _look(self, group: _Group) -> None:
-        """Features of the rows, in random order as long as there is time for it, into this worker's part of the window."""
+    def _look(self, group: _Group) -> int:
+        """Features of the rows, in random order as long as there is time for it, into this worker's part of the window. How many rows."""
         if group.model.reference is None:
-            return
-        ends = np.cumsum([len(one.answers) for one in group.answered])
-        order = self._random.permutation(int(ends[-1]))
-        size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // max(1, group.answered[0].inputs[0].nbytes)))
-        for begin in range(0, len(order), size):
+            return 0
+        ends = np.cumsum([0, *(len(one.answers) for one in group.answered)])[1:]
+        order = self._random.permutation(int(ends[-1]) if len(ends) else 0)
+        num_done = 0
+        for chosen in self._chunks(group, order):
             if not self._features_allowance.is_left():
-                self._metrics.rows("thinned", len(order) - begin)
-                return
+                break
             with self._features_allowance.spending():
-                num_rows = self._add(group, order[begin : begin + size], ends)
+                num_rows = self._add(group, chosen, ends)
+            num_done += len(chosen)
             if num_rows >= self._part_rows and "merging" not in self._failing:
                 self._attempt("merging", self._merge)
+        self._metrics.rows("thinned", len(group.counted) - num_done)
+        return num_done
+
+    def _chunks(self, group: _Group, order: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
+        """Rows in pieces whose features may be computed at once."""
+        if len(order):
+            size = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // max(1, group.answered[0].inputs[0].nbytes)))
+            yield from np.split(order, range(size, len(order), size))
 
     def _add(self, group: _Group, chosen: NDArray[np.intp], ends: NDArray[np.intp]) -> int:
         """Count these rows in this worker's part of the window, which then has so many; `ends` are where the requests' rows end."""
@@ -236,13 +265,14 @@ class Watcher:
         self._metrics.rows("watched", len(chosen))
         return window.num_rows
 
-    def _record(self, group: _Group) -> None:
-        """Predictions to remember, of requests in random order as long as there is time for it."""
+    def _record(self, group: _Group) -> int:
+        """Predictions to remember, of requests in random order as long as there is time for it. How many rows."""
         now, version = time.time(), group.model.version
         order = self._random.permutation(len(group.answered))
+        num_before = len(self._part.predictions)
         for begin in range(0, len(order), _CHUNK_REQUESTS):
             if not self._records_allowance.is_left() or len(self._part.predictions) >= MAX_REMEMBERED:
-                return
+                break
             with self._records_allowance.spending():
                 for place in order[begin : begin + _CHUNK_REQUESTS].tolist():
                     one = group.answered[place]
@@ -250,6 +280,7 @@ class Watcher:
                         Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
                         for item, answer in enumerate(one.answers)
                     ]
+        return len(self._part.predictions) - num_before
 
     def _merge(self) -> None:
         """Hand this worker's part to the database; what was handed over without an end that was seen goes first, under its own number."""

@@ -183,3 +183,41 @@ def test_every_file_is_named_in_its_kustomization() -> None:
         content = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
         named = {name for name in content["resources"] if name.endswith(".yaml")} | {patch["path"] for patch in content.get("patches", [])}
         assert named == {path.name for path in (KUBERNETES / folder).glob("*.yaml")} - {"kustomization.yaml"}
+
+
+@pytest.fixture
+def schemas() -> Any:
+    """The schemas of Kubernetes itself."""
+    return pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: the environment is older than the lock")
+
+
+OLDEST = "1.31"
+
+
+@pytest.mark.parametrize("version", [OLDEST, "newest"])
+def test_every_object_has_the_form_that_kubernetes_takes(schemas: Any, version: str) -> None:
+    for one in BASE:
+        schemas.validate(one, schemas.latest_version() if version == "newest" else OLDEST, strict=True)
+
+
+@needs_kustomize
+@pytest.mark.parametrize("folder", ["base", "gpu"])
+def test_what_kustomize_makes_of_them_has_that_form_too(schemas: Any, folder: str) -> None:
+    for one in rendered(folder):
+        schemas.validate(one, OLDEST, strict=True)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda deployment: deployment["spec"].update(replica=2),
+        lambda deployment: pod_of(deployment).update(terminationGracePeriodSeconds="60 s"),
+        lambda deployment: container_of(deployment).update(readynessProbe={}),
+    ],
+    ids=["unknown key", "a text for a number", "misspelled probe"],
+)
+def test_an_object_of_another_form_is_found(schemas: Any, spoil: Callable[[Object], None]) -> None:
+    deployment = copy.deepcopy(DEPLOYMENT)
+    spoil(deployment)
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate(deployment, OLDEST, strict=True)

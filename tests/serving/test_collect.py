@@ -95,7 +95,8 @@ def test_kept_pictures_and_their_truths_become_rows_without_copies_mistakes_firs
     assert "10 that the model had wrong" in printed
     assert "20 without a truth" in printed
     assert "1 copies" in printed
-    assert f"next: dvc exp run -S data.path={tmp_path / 'out.parquet'}\n" in printed
+    assert f"next: python -m slipway.data.join data/next.parquet --collected {tmp_path / 'out.parquet'}\n" in printed
+    assert f"these rows alone:\n  dvc exp run -S data.path={tmp_path / 'out.parquet'}\n" in printed
 
     first = [row["image"]["bytes"] for row in collected(settings, tmp_path / "few.parquet", "--rows", "5")]
     assert first == [row["image"]["bytes"] for row in rows[:5]]

@@ -116,6 +116,18 @@ def test_a_connection_that_says_nothing_is_closed_in_time(server: Server) -> Non
         assert TIMEOUT_S * 0.8 < time.monotonic() - started < TIMEOUT_S * 6
 
 
+def test_a_request_that_came_in_time_is_answered_although_the_service_was_late(server: Server) -> None:
+    with connect(server) as connection:
+        time.sleep(0.2)  # it was accepted
+        os.kill(server.worker(), signal.SIGSTOP)
+        try:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            time.sleep(TIMEOUT_S + 0.2)
+        finally:
+            os.kill(server.worker(), signal.SIGCONT)
+        assert rest_of(connection).startswith(b"HTTP/1.1 200 ")
+
+
 def test_headers_that_drip_do_not_buy_time(server: Server) -> None:
     with connect(server) as connection:
         started = time.monotonic()

@@ -1,8 +1,10 @@
 """Workers that counted and died, as processes of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from serving.dead_workers import settled
 from tests.conftest import ROOT
+from tests.file_operations import is_possible, killed_at
 
 COUNT = """
 import sys
@@ -78,3 +81,46 @@ def test_without_dead_workers_nothing_is_written(tmp_path: Path) -> None:
 def test_a_reader_is_not_in_the_way_of_another(tmp_path: Path) -> None:
     with settled(tmp_path), settled(tmp_path), pytest.raises(ZeroDivisionError), settled(tmp_path):
         raise ZeroDivisionError
+
+
+@pytest.mark.skipif(not is_possible, reason="system calls are watched on Linux on x86-64 alone")
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_scraper_killed_between_two_file_operations_counts_nothing_twice_and_loses_nothing(tmp_path: Path, times: int) -> None:
+    counted = tmp_path / "counted"
+    counted.mkdir()
+    for number in (1, 2, 3):
+        worker(counted, number).communicate()
+        if number == 1:
+            with settled(counted):  # there is a sum already when the others die
+                pass
+    expected = exposition(counted)
+    operations: list[str] = []
+    directory = tmp_path / "killed"
+
+    def scrape() -> None:
+        with settled(directory):
+            pass
+
+    while True:
+        shutil.copytree(counted, directory)
+        operation = killed_at(len(operations) + 1, scrape)
+        for _ in range(times - 1):
+            killed_at(len(operations) + 1, scrape)  # the one that finds this is killed, too
+        with settled(directory):
+            assert exposition(directory) == expected, f"killed before {operation}, the {len(operations) + 1}th operation"
+        assert {path.name for path in directory.iterdir()} == {"counter_0.db", "histogram_0.db", "dead_workers.lock"}
+        shutil.rmtree(directory)
+        if operation is None:
+            break
+        operations.append(operation)
+    assert Counter(operations)["rename"] >= 4
+    assert Counter(operations)["unlink"] >= 4
+
+
+def test_what_a_killed_scraper_left_is_read_by_one_that_finds_no_dead_workers(tmp_path: Path) -> None:
+    worker(tmp_path, 5).communicate()
+    expected = exposition(tmp_path)
+    for path in list(tmp_path.glob("*.db")):
+        path.rename(path.with_suffix(".dead"))  # taken, and not added up yet
+    with settled(tmp_path):
+        assert exposition(tmp_path) == expected

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serving.endpoints.explaining import routes as explain_routes
 from serving.inference import Inference
 from serving.page.site import FOLDER, LANGUAGES, choose_language, read_site, takes_gzip
 from tests.serving.conftest import MakeSettings
@@ -19,7 +20,7 @@ SCRIPTS = "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.js")))
 HTML = (FOLDER / "index.html").read_text()
 TEXTS: dict[str, dict[str, str]] = {language: json.loads((FOLDER / f"{language}.json").read_text()) for language in LANGUAGES}
 # Keys that a script puts together of a prefix and something that it was told.
-MADE_OF = ("ask.", "drift.", "error.", "feature.", "feedback.", "form.", "hop.", "metric.", "reason.", "state.", "task.")
+MADE_OF = ("ask.", "drift.", "error.", "explain.error.", "feature.", "feedback.", "form.", "hop.", "metric.", "reason.", "state.", "task.")
 FORBIDDEN = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|https?://(?!www\.w3\.org/2000/svg)"
 )
@@ -208,3 +209,13 @@ def test_the_policy_of_the_page_allows_its_own_files_alone(make_settings: MakeSe
         assert answer.headers["cache-control"] == "no-store"
 
     run(make_settings(), work)
+
+
+def test_every_reason_for_no_explanation_has_words_in_each_language(make_settings: MakeSettings) -> None:
+    describe = explain_routes(Inference(make_settings()))["/explain"].describe
+    assert describe
+    # A page that was answered has sent one whole item of the right kind: of what /predict refuses only this is left.
+    possible = {"explain_busy", "queue_full", "deadline_exceeded", "model_failed", "invalid_answer", "not_ready"}
+    assert possible < {*describe(None).errors}
+    for language in LANGUAGES:
+        assert [code for code in sorted(possible) if not {f"explain.error.{code}", f"error.{code}"} & TEXTS[language].keys()] == []

@@ -14,6 +14,7 @@ from tests.serving.browser import Tab, browsing, command
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, certify, picture, probabilities, row_classifier, row_sum, write_bundle
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, running
+from tests.serving.test_page import TEXTS
 from tests.serving.watched import pictures, watched_bundle
 
 pytestmark = [
@@ -208,6 +209,41 @@ def test_the_language_is_switched_at_once_and_remembered(tmp_path: Path, images:
         await tab.open(server.url + "/?again", "en")
         await tab.wait_for(READY)
         assert "在线试用" in await tab.text("#try-title")
+
+    browse(tmp_path, images, work)
+
+
+REFUSE_TO_EXPLAIN = """
+window.reached = window.fetch;
+window.refusal = "model_failed";
+window.fetch = (path, options) => path !== "explain" ? window.reached(path, options) : Promise.resolve(new Response(
+  JSON.stringify({error: {code: window.refusal, message: "the model failed on what is to be explained", field: null, request_id: "x"}}),
+  {status: 500, headers: {"content-type": "application/json"}},
+));
+null"""
+
+
+def test_why_there_is_no_explanation_is_said_in_the_readers_language_alone(tmp_path: Path, images: Server) -> None:
+    (path,) = save_pictures(tmp_path, 1)
+
+    async def said(tab: Tab, code: str) -> str:
+        await tab.run(f"window.refusal = '{code}'; document.querySelector('[data-focus=explain]').click()")
+        await tab.wait_for("document.querySelector('article.answered .problem')")
+        return await tab.text("article.answered .problem")
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/", "zh-CN")
+        await tab.wait_for(READY)
+        await tab.run(REFUSE_TO_EXPLAIN)
+        await tab.choose_files("#pictures", path)
+        await tab.wait_for("document.querySelector('article.answered .problem')")
+        assert await tab.text("article.answered .problem") == TEXTS["zh"]["explain.error.model_failed"]
+        for code in ("invalid_answer", "deadline_exceeded", "queue_full"):
+            assert await said(tab, code) == TEXTS["zh"][f"explain.error.{code}"]
+        assert await said(tab, "unheard_of") == "暂时无法分析（unheard_of）。"
+        await tab.run("document.querySelector('[data-language=en]').click()")
+        await tab.wait_for("document.documentElement.lang === 'en'")
+        assert await tab.text("article.answered .problem") == "This cannot be explained now (unheard_of)."
 
     browse(tmp_path, images, work)
 

@@ -13,6 +13,7 @@ from serving.rollout import commands
 from serving.rollout.canary import is_chosen
 from serving.rollout.state import Plan, RolloutError, read_rollout
 from slipway.bundle import load_bundle
+from tests.conftest import ROOT
 from tests.serving.bundles import COLUMNS, certify, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric
@@ -51,7 +52,7 @@ def test_a_deployed_model_is_served_and_stays_after_a_restart_whatever_becomes_o
     async def restarted(client: Any, inference: Inference) -> None:
         assert (await client.get("/readyz")).json()["model_version"] == version
         card = (await client.get("/model")).json()
-        assert card["rolled_out"] == {"stable": version, "wins_over": str(settings.bundle), "candidate": None}
+        assert card["rolled_out"] == {"stable": version, "wins_over": str(settings.bundle.relative_to(ROOT)), "candidate": None}
 
     run(settings, deploy)
     (bundle / "model_fp32.onnx").write_bytes(b"a repro is at work here")
@@ -269,6 +270,38 @@ def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices
         await callers.end()
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)
         assert "fail more often than the stable model's" in last_event(inference)[1]
+
+    run(settings, work)
+
+
+@pytest.mark.usefixtures("unrehearsed")
+def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(certified: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings(shadow_share=0)
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    stable, candidate = load_bundle(settings.bundle).version, load_bundle(bundle).version
+    ids = [f"asked-{number}" for number in range(8)]
+    expected = [candidate if is_chosen(one, 0.5, candidate) else stable for one in ids]
+    assert set(expected) == {stable, candidate}
+
+    async def versions(client: Any, path: str) -> list[str]:
+        answers = [await client.post(path, content=PICTURES[0], headers={"x-request-id": one}) for one in ids]
+        assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [(200, one) for one in ids]
+        return [answer.json()["model_version"] for answer in answers]
+
+    async def work(client: Any, inference: Inference) -> None:
+        await propose(inference, "canary", bundle, plan=Plan(steps=(0.5,), hold_s=100))
+        await settle(inference, lambda: inference.canary is not None)
+        assert inference.canary
+        assert await versions(client, "/predict") == expected
+        counted = inference.canary._evidence.counts()
+        assert await versions(client, "/explain") == expected
+        assert inference.canary._evidence.counts() == counted  # an explanation is no evidence
+
+        def fail(batch: Any) -> Any:
+            raise RuntimeError("planted")
+
+        inference.canary.live.batcher._run = fail
+        assert await versions(client, "/explain") == [stable] * len(ids)  # as with a prediction, no caller notices
 
     run(settings, work)
 

@@ -269,9 +269,9 @@ def test_canary_rows_are_sent_as_the_very_pixels_and_a_table_as_its_example(tmp_
     rows, sent = bundle.canary_rows(), samples_of(bundle)
     assert rows is not None
     for body, pixels in zip(bodies(sent.requests), rows.inputs, strict=True):
-        image = decode_plain_png(body, CONTRACT.max_pixels)
-        assert image is not None
-        assert image.tobytes() == pixels.tobytes()
+        decoded = decode_plain_png(body, CONTRACT.max_pixels)
+        assert decoded is not None
+        assert decoded.tobytes() == pixels.tobytes()
     table = samples_of(write_bundle(tmp_path / "table", row_classifier()))
     assert set(json.loads(bodies(table.requests)[0])) == {"age", "income", "colour", "city", "member", "since"}
     (tmp_path / "own").mkdir()

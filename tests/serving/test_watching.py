@@ -29,6 +29,7 @@ from serving.watching.allowance import Allowance
 from serving.watching.metrics import MAX_CLASSES, PARTS, WatchingMetrics
 from serving.watching.models import WatchedModel
 from serving.watching.store import Store
+from serving.watching.thinning import Thinning
 from serving.watching.watcher import Watcher
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.drift.reference import Reference, read_reference
@@ -100,12 +101,21 @@ def rows_in(state: Path) -> int:
     return int(found[0])
 
 
-def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(make_watched: MakeSettings) -> None:
+@pytest.fixture(params=["in whole", "only counted"])
+def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How requests are taken: as without load, or as the most are under a heavy one."""
+    if request.param == "only counted":
+        monkeypatch.setattr(Thinning, "takes", lambda self: False)
+    return str(request.param)
+
+
+def test_classes_confidence_and_outliers_are_counted_as_the_callers_saw_them(make_watched: MakeSettings, taken: str) -> None:
+    outcome = "watched" if taken == "in whole" else "thinned"
     payloads = pictures(3, 40) + [picture(seed) for seed in range(20)]
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answers = await send(client, payloads)
-        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="watched"}') == 60)
+        await until(lambda: metric(inference, f'slipway_watched_rows_total{{outcome="{outcome}"}}') == 60)
         for label, count in Counter(answer["label"] for answer in answers).items():
             assert metric(inference, f'slipway_classes_total{{label="{label}"}}') == count
         assert metric(inference, "slipway_outliers_total") == sum(answer["is_outlier"] for answer in answers)
@@ -126,6 +136,7 @@ def test_labels_beyond_the_fiftieth_are_other() -> None:
     assert 'slipway_classes_total{label="other"} 30.0' in lines
 
 
+@pytest.mark.usefixtures("taken")
 def test_missing_cells_of_a_table_are_counted(certified_table: Path, make_settings: MakeSettings) -> None:
     rows = [table_row(number) for number in range(10)]  # each fifth lacks its city
 
@@ -176,7 +187,7 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
         assert version in text
         assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
         assert f"python -m slipway.collect data/collected.parquet --kept {settings.keep_directory} --state {settings.state}" in text
-        assert "dvc exp run -S data.path=data/collected.parquet" in text
+        assert "\npython -m slipway.data.join data/next.parquet\ndvc exp run -S data.path=data/next.parquet\n" in text
         assert inference.require_model().version == version
 
     with caplog.at_level(logging.WARNING, "bentoml.slipway"):
@@ -369,6 +380,24 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     assert float(counted["watched"]) + float(counted["thinned"]) == 2000
     assert float(counted["thinned"]) >= 1000
     assert 'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()  # counting goes on
+
+
+def test_most_of_a_load_that_would_be_thinned_out_is_only_counted_and_all_is_taken_again_without_it() -> None:
+    thinning = Thinning()
+    for _ in range(5):
+        thinning.adapt(10_000, 10_000)
+        assert all(thinning.takes() for _ in range(100))
+    thinning.adapt(10_000, 1000)  # there was time for a tenth
+    assert 1200 < sum(thinning.takes() for _ in range(10_000)) < 1800
+    num_rounds = 0
+    while sum(thinning.takes() for _ in range(1000)) < 1000:
+        thinning.adapt(300, sum(thinning.takes() for _ in range(300)))  # there is time for all that is taken
+        num_rounds += 1
+    assert 2 <= num_rounds < 20
+    thinning.adapt(10**6, 0)
+    assert any(thinning.takes() for _ in range(10**6))  # it never ends altogether
+    thinning.adapt(0, 0)
+    assert all(thinning.takes() for _ in range(100))
 
 
 def test_an_allowance_is_spent_overdrawn_by_one_piece_and_comes_back_with_time() -> None:

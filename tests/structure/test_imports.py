@@ -8,7 +8,7 @@ import pytest
 
 from tests.structure.closure import closure, imported_modules
 
-RING_0 = {"numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
+RING_0 = {"imagecodecs", "numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}
 HEAVY = ("torch", "pytorch_lightning", "deepspeed", "timm", "onnx", "onnxruntime", "sklearn", "matplotlib", "dvc")
 

@@ -1,0 +1,100 @@
+"""What callers learn of the server's file system: nothing. The log has it."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.inference import Inference
+from serving.rebuilding import RebuildState
+from serving.rollout.state import change_rollout
+from serving.server_paths import without_server_paths
+from serving.settings import ROOT, read_settings
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import error_of, run
+
+ELSEWHERE = "/srv/our models/2026"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{ROOT}/artifacts/bundle is no bundle", "artifacts/bundle is no bundle"),
+        (f"nothing is in {ROOT}.", "nothing is in the service's folder."),
+        (f"{ROOT}2/bundle", "…/bundle"),
+        (f"{ELSEWHERE}/engine holds no engine", "…/engine holds no engine"),
+        (f"{ELSEWHERE}/engine/passport.json is missing", "…/engine/passport.json is missing"),
+        ("[Errno 2] No such file or directory: '/opt/data/x.db'", "[Errno 2] No such file or directory: '…/x.db'"),
+        ("dlopen(/usr/lib/libnvinfer.so.10): not found", "dlopen(…/libnvinfer.so.10): not found"),
+        ("see (/var/log/service/), and path=/a/b", "see (…/), and path=…/b"),
+        ("ask /predict, or /v2/health/ready", "ask /predict, or /v2/health/ready"),
+        ("onnxruntime/cpu/fp32 agrees", "onnxruntime/cpu/fp32 agrees"),
+        ("see https://example.com/a/b/c", "see https://example.com/a/b/c"),
+    ],
+)
+def test_a_text_loses_the_folders_and_keeps_the_name(text: str, expected: str) -> None:
+    settings = read_settings({"SLIPWAY_ENGINE": f"{ELSEWHERE}/engine"})
+    assert without_server_paths(text, settings) == expected
+
+
+def test_all_texts_of_json_are_told_so_and_keys_and_numbers_stay() -> None:
+    content = {"/a/b/c": ["/a/b/c", 1.5, None, {"x": "/a/b/c"}]}
+    assert without_server_paths(content, read_settings({})) == {"/a/b/c": ["…/c", 1.5, None, {"x": "…/c"}]}
+
+
+def test_the_card_has_the_reasons_without_the_paths_and_the_log_has_them_whole(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings(engine=f"{ELSEWHERE}/engine")
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        inference.rebuild = RebuildState("swapped", f"the engine in {settings.rebuilt_engine} is served")
+        answer = await client.get("/model")
+        reasons = answer.json()["execution"]["passed_over"]
+        assert reasons[0].startswith("tensorrt/any: ")
+        assert answer.json()["rebuild"]["reason"] == "the engine in artifacts/rebuilt_engine is served"
+        assert str(ROOT) not in answer.text
+        assert ELSEWHERE not in answer.text
+
+    with caplog.at_level(logging.INFO, "bentoml.slipway"):
+        run(settings, work)
+    assert f"passed over tensorrt/any: {ELSEWHERE}/engine/passport.json is missing" in caplog.text
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/readyz"), ("POST", "/predict"), ("GET", "/model"), ("GET", "/status")])
+def test_why_no_model_is_ready_is_told_without_paths(
+    certified: Path, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture, method: str, path: str
+) -> None:
+    (certified / "bundle" / "bundle.json").unlink()
+    settings = make_settings()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        answer = await client.request(method, path, content=b"x")
+        reason = answer.json()["model"]["reason"] if path == "/status" else error_of(answer)["message"]
+        assert reason.startswith(f"{(settings.bundle / 'bundle.json').relative_to(ROOT)} is missing")
+        assert str(ROOT) not in answer.text
+
+    run(settings, work)
+    assert f"not ready: {settings.bundle}/bundle.json is missing" in caplog.text
+
+
+def test_the_status_tells_of_rollout_and_drift_without_paths_and_operators_have_them(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    reason = f"{ELSEWHERE}/bundle cannot be read, nor {settings.state}/rollout.d"
+    change_rollout(settings.state, lambda rollout: rollout.with_event("refused", "0" * 12, reason))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        inference.parts["drift"] = lambda: drift
+        drift: dict[str, Any] = {"faults": {"merging": f"{settings.state}/x.db is full"}, "proposal": f"{settings.state}/proposals/now.md"}
+        answer = await client.get("/status")
+        told = answer.json()
+        state = settings.state.relative_to(ROOT)
+        assert told["rollout"]["events"][-1]["reason"].endswith(f"bundle cannot be read, nor {state}/rollout.d")
+        assert told["drift"] == {"faults": {"merging": f"{state}/x.db is full"}, "proposal": f"{state}/proposals/now.md"}
+        assert str(ROOT) not in answer.text
+        assert ELSEWHERE not in answer.text.replace("\\/", "/")
+        assert (await client.get("/rollout")).json()["events"][-1]["reason"] == reason
+
+    run(settings, work)
