@@ -1,7 +1,9 @@
 """A greedy micro-batcher: while one batch runs, requests queue; the next batch takes them all.
 
-There is no timer, so a lone request never waits for company. It knows nothing of images, HTTP or
-metrics. A request that was cancelled (its deadline passed) is dropped before its rows reach the model.
+There is no timer, so a lone request never waits for company. A batch that the model answers sooner than a thread would take it over
+runs in the event loop itself, after everything that had arrived was read: that is one batch, and nobody waits for two threads to take
+turns at the interpreter. It knows nothing of images, HTTP or metrics. A request that was cancelled (its deadline passed) is
+dropped before its rows reach the model.
 """
 
 import asyncio
@@ -57,18 +59,23 @@ def _no_note(num_rows: int, fill: float, seconds: float) -> None:
 
 
 class MicroBatcher(Generic[Row]):
-    """Runs rows in batches of at most `max_batch_size`, one batch at a time, on a thread of its own.
+    """Runs rows in batches of at most `max_batch_size`, one batch at a time: of up to `quick_rows` at once, others on a thread of its own.
 
     `run` takes (rows, ...) and answers each row. `on_batch` is told of each batch its number of rows, their share of the largest, and
     its seconds.
     """
 
     def __init__(
-        self, run: Callable[[NDArray[Any]], Sequence[Row]], max_batch_size: int, on_batch: Callable[[int, float, float], None] = _no_note
+        self,
+        run: Callable[[NDArray[Any]], Sequence[Row]],
+        max_batch_size: int,
+        on_batch: Callable[[int, float, float], None] = _no_note,
+        quick_rows: int = 0,
     ) -> None:
         self._run = run
         self._max_batch_size = max_batch_size
         self._on_batch = on_batch
+        self._quick_rows = quick_rows
         self._waiting: deque[Submission[Row]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-model")
@@ -104,6 +111,7 @@ class MicroBatcher(Generic[Row]):
         try:
             while batch := self._take():
                 await self._answer(batch)
+                await asyncio.sleep(0)  # a quick batch has not let anybody else do anything
         finally:
             self._working = None
 
@@ -126,7 +134,10 @@ class MicroBatcher(Generic[Row]):
         started = perf_counter()
         try:
             inputs = np.concatenate([part.inputs for part in batch]) if len(batch) > 1 else batch[0].inputs
-            rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, inputs)
+            if len(inputs) <= self._quick_rows:
+                rows = self._run(inputs)
+            else:
+                rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, inputs)
             if len(rows) != len(inputs):
                 raise RuntimeError(f"the model answered {len(rows)} rows to a batch of {len(inputs)}")
         except Exception as error:

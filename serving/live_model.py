@@ -19,7 +19,7 @@ class LiveModel:
     def __init__(self, model: ServedModel, max_rows: int, on_batch: Callable[[int, float, float], None], slot: str = "stable") -> None:
         self.model = model
         self.slot = slot  # its place in a rollout, one of SLOTS
-        self.batcher: MicroBatcher[AnsweredRow] = MicroBatcher(model.answer_rows, model.max_batch_size, on_batch)
+        self.batcher: MicroBatcher[AnsweredRow] = MicroBatcher(model.answer_rows, model.max_batch_size, on_batch, model.quick_rows)
         contract = model.bundle.manifest.input
         self.decoder = RowDecoder(contract, max_rows) if isinstance(contract, ColumnContract) else ImageDecoder(contract)
         self._num_inside = 0

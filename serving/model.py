@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ from slipway.errors import BundleError, SlipwayError
 from slipway.input_contract import InputContract
 from slipway.preprocess import ImageContract, load_transform
 from slipway.rebuild import answer_canary
+
+QUICK_S = 0.001  # a batch on a thread takes 0.2 to 0.5 ms longer than its model, and up to 5 ms where the interpreter is busy
+_NUM_TIMED = 3
 
 
 class InvalidAnswerError(SlipwayError):
@@ -51,6 +55,7 @@ class ServedModel:
     max_batch_size: int
     run: Run
     canary: CanaryResult | None  # None where the bundle has no canary rows
+    quick_rows: int = 0  # so many at most are answered within QUICK_S, on the CPU
 
     @property
     def version(self) -> str:
@@ -72,25 +77,28 @@ class ServedModel:
     def _answers(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> Iterator[dict[str, Any] | None]:
         """For a whole batch at once: numpy takes as long for one row as for thirty-two."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
-        described = self._values(outputs) if self.bundle.manifest.output.kind == "value" else self._classes(outputs)
         outliers = self._calibration.is_outlier(scores).tolist()
-        for answer, score, is_outlier, is_finite in zip(described, scores.tolist(), outliers, finite, strict=True):
-            yield answer | {"outlier_score": score, "is_outlier": is_outlier} if is_finite else None
+        describe = self._values if self.bundle.manifest.output.kind == "value" else self._classes
+        for answer, is_finite in zip(describe(outputs, scores.tolist(), outliers), finite, strict=True):
+            yield answer if is_finite else None
 
-    def _values(self, outputs: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
-        for value in outputs[:, 0].tolist():
+    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[dict[str, Any]]:
+        for value, score, is_outlier in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
             interval = self._calibration.interval(value)
-            yield {"value": value, "interval": interval and list(interval)}
+            yield {"value": value, "interval": interval and list(interval), "outlier_score": score, "is_outlier": is_outlier}
 
-    def _classes(self, outputs: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
+    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[dict[str, Any]]:
         labels = self.bundle.manifest.output.labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()  # a set holds the most probable ones
-        for probabilities, order, set_size in zip(outputs.tolist(), best_first, set_sizes, strict=True):
+        rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
+        for probabilities, order, set_size, score, is_outlier in rows:
             yield {
                 "label": labels[order[0]],
                 "probabilities": dict(zip(labels, probabilities, strict=True)),
                 "prediction_set": [labels[index] for index in order[:set_size]],
+                "outlier_score": score,
+                "is_outlier": is_outlier,
             }
 
     @cached_property
@@ -139,9 +147,11 @@ def load_model(settings: Settings, certified: tuple[LoadedBundle, Certificate] |
     max_batch_size = _max_batch_size(settings, bundle.manifest)
     selection = select(settings, bundle, certificate)
     run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)
-    _warm_up(run, bundle.manifest, max_batch_size)
+    quick_rows = _warm_up(run, bundle.manifest, max_batch_size)
     canary = answer_canary(run, selection.actual.variant, bundle, max_batch_size)
-    return ServedModel(bundle, certificate, selection, max_batch_size, run, canary)
+    if selection.actual.provider != "cpu":
+        quick_rows = 0  # the event loop does not wait for a GPU
+    return ServedModel(bundle, certificate, selection, max_batch_size, run, canary, quick_rows)
 
 
 def read_certified(bundle_root: Path, certificate_path: Path, *, accept_draft: bool) -> tuple[LoadedBundle, Certificate]:
@@ -190,9 +200,9 @@ def example_inputs(contract: InputContract, num_rows: int) -> NDArray[Any]:
     return np.concatenate([values, indicators, codes], axis=1).astype(contract.dtype)
 
 
-def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> None:
-    """Run each power of two up to the one that holds the largest batch, and check the form of the answers."""
-    size = 1
+def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> int:
+    """Run each power of two up to the one that holds the largest batch, and check the form of the answers. The largest that is quick."""
+    size, quick_rows, is_quick = 1, 0, True
     while True:
         num_rows = min(size, max_batch_size)
         batch = example_inputs(manifest.input, num_rows)
@@ -201,9 +211,18 @@ def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> None:
         except Exception as error:
             raise BundleError(f"the model does not take {batch.shape} {batch.dtype}, as its bundle says: {error}") from error
         _check_answers(answers, num_rows, manifest)
+        is_quick = is_quick and min(_seconds(run, batch) for _ in range(_NUM_TIMED)) <= QUICK_S
+        if is_quick:
+            quick_rows = num_rows
         if size >= next_power_of_two(max_batch_size):
-            return
+            return quick_rows
         size *= 2
+
+
+def _seconds(run: Run, batch: NDArray[Any]) -> float:
+    started = perf_counter()
+    run(batch)
+    return perf_counter() - started
 
 
 def _check_answers(answers: Answers, num_rows: int, manifest: Bundle) -> None:

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 from prometheus_client import Counter, Gauge, Histogram
 
 
@@ -79,12 +78,11 @@ class Distribution:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def observe_all(self, values: Sequence[float]) -> None:
-        """Many values at once."""
-        found = np.searchsorted(self._bounds, values, side="left")
-        for index, count in enumerate(np.bincount(found, minlength=len(self._counts)).tolist()):
+    def include(self, counts: Sequence[int], total: float) -> None:
+        """Values that were counted elsewhere, by the same bounds, and their sum."""
+        for index, count in enumerate(counts):
             self._counts[index] += count
-        self._sum += sum(values)
+        self._sum += total
 
     def flush(self) -> None:
         """As `Tally.flush`."""

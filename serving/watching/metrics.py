@@ -73,9 +73,9 @@ class WatchingMetrics(Collector):
                 self._labels.add(label)
             self._classes.labels(label if label in self._labels else OTHER).inc(count)
 
-    def confidences(self, values: Sequence[float]) -> None:
-        """Note the probabilities of predicted classes; one thread alone may call it."""
-        self._confidence.observe_all(values)
+    def confidences(self, counts: Sequence[int], total: float) -> None:
+        """Note the probabilities of predicted classes, counted by CONFIDENCES, and their sum; one thread alone may call it."""
+        self._confidence.include(counts, total)
         self._confidence.flush()
 
     def outliers(self, num_rows: int) -> None:

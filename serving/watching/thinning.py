@@ -5,39 +5,95 @@ otherwise use again at once. What is only counted leaves a few numbers.
 """
 
 import random
-from typing import Any, NamedTuple
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from numpy.typing import NDArray
 
 from serving.observing import Answered
+from serving.watching.metrics import CONFIDENCES
 from slipway.bundle import LoadedBundle
 
 _SPARE = 1.5  # more is taken than there was time for, so that the share finds its way up again
 _FEWEST = 64  # rows of a round
+_NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
 
-class Counted(NamedTuple):
-    """What is counted of a row."""
+class Counts:
+    """What is counted of every row that one model answered."""
 
-    bundle: LoadedBundle
-    variant: str
-    label: str | None  # None for a number
-    confidence: float  # of the label
-    is_outlier: bool
-    inputs: NDArray[Any] | None  # (rows, ...) of the whole request with its first row; None for images, and with its other rows
+    __slots__ = ("_is_table", "bundle", "confidence_sum", "confidences", "inputs", "labels", "num_outliers", "num_rows", "variant")
+
+    def __init__(self, bundle: LoadedBundle, variant: str) -> None:
+        self.bundle, self.variant = bundle, variant
+        self._is_table = bundle.manifest.input.kind == "columns"
+        self.num_rows = self.num_outliers = 0
+        self.labels: dict[str, int] = {}  # of rows with a class
+        self.confidences = list(_NO_BUCKETS)  # of them, by the bounds of CONFIDENCES
+        self.confidence_sum = 0.0
+        self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request, of tables alone
+
+    def add(self, answered: Answered) -> None:
+        """Count the rows of a request that this model answered."""
+        for answer in answered.answers:
+            self.num_outliers += answer["is_outlier"]
+            label = answer.get("label")
+            if label is not None:
+                self.labels[label] = self.labels.get(label, 0) + 1
+                confidence = answer["probabilities"][label]
+                self.confidences[bisect_left(CONFIDENCES, confidence)] += 1
+                self.confidence_sum += confidence
+        self.num_rows += len(answered.answers)
+        if self._is_table:
+            self.inputs.append(answered.inputs)
+
+    def include(self, labels: dict[str, int], confidences: Sequence[int], confidence_sum: float, num_outliers: int, num_rows: int) -> None:
+        """Add what was counted elsewhere, without its inputs."""
+        for label, count in labels.items():
+            self.labels[label] = self.labels.get(label, 0) + count
+        self.confidences = [mine + its for mine, its in zip(self.confidences, confidences, strict=True)]
+        self.confidence_sum += confidence_sum
+        self.num_outliers += num_outliers
+        self.num_rows += num_rows
 
 
-def rows_to_count(answered: Answered) -> list[Counted]:
-    """Each row of a request."""
-    bundle, variant = answered.bundle, answered.execution.variant
-    inputs = None if bundle.manifest.input.kind == "images" else answered.inputs
-    rows = []
-    for answer in answered.answers:
-        label = answer.get("label")
-        confidence = 0.0 if label is None else answer["probabilities"][label]
-        rows.append(Counted(bundle, variant, label, confidence, answer["is_outlier"], inputs))
-        inputs = None
-    return rows
+class RunningCounts:
+    """Totals that the event loop adds to, and the watching thread reads: nothing is reset, so nothing is counted twice or lost between."""
+
+    def __init__(self, bundle: LoadedBundle, variant: str) -> None:
+        self.totals = Counts(bundle, variant)
+        self._labels: dict[str, int] = {}  # as they were read last
+        self._confidences: Sequence[int] = _NO_BUCKETS
+        self._confidence_sum, self._num_outliers, self._num_rows = 0.0, 0, 0
+        self._num_seen = 0  # rows when it was last asked whether there are more
+
+    @property
+    def num_new(self) -> int:
+        """Rows that were added since `move_to`."""
+        return self.totals.num_rows - self._num_rows
+
+    def was_added_to(self) -> bool:
+        """Whether there are more rows than when this was last asked."""
+        num_seen, self._num_seen = self._num_seen, self.totals.num_rows
+        return self._num_seen > num_seen
+
+    def move_to(self, counts: Counts) -> None:
+        """Add what is new since the last time to `counts`."""
+        totals = self.totals
+        labels, confidences = dict(totals.labels), tuple(totals.confidences)
+        confidence_sum, num_outliers, num_rows = totals.confidence_sum, totals.num_outliers, totals.num_rows
+        counts.include(
+            {label: count - self._labels.get(label, 0) for label, count in labels.items() if count != self._labels.get(label)},
+            [now - before for now, before in zip(confidences, self._confidences, strict=True)],
+            confidence_sum - self._confidence_sum,
+            num_outliers - self._num_outliers,
+            num_rows - self._num_rows,
+        )
+        counts.inputs.extend(totals.inputs.popleft() for _ in range(len(totals.inputs)))
+        self._labels, self._confidences = labels, confidences
+        self._confidence_sum, self._num_outliers, self._num_rows = confidence_sum, num_outliers, num_rows
 
 
 class Thinning:

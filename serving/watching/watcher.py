@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from serving.watching.models import WatchedModel, watched_key
 from serving.watching.proposals import write_proposal
 from serving.watching.quality import NUM_JUDGED, compare, measure_joined
 from serving.watching.store import Closed, Limits, Part, Prediction, Store
-from serving.watching.thinning import Counted, Thinning, rows_to_count
+from serving.watching.thinning import Counts, RunningCounts, Thinning
 from slipway.bundle import LoadedBundle
 from slipway.disk_faults import disk_fault
 from slipway.kept import REPLAYED
@@ -70,8 +70,8 @@ class _Group:
     """What was answered by one model in one round."""
 
     model: WatchedModel
-    answered: list[Answered] = field(default_factory=list)
-    counted: list[Counted] = field(default_factory=list)  # rows of all requests
+    counts: Counts  # of the rows of all requests
+    answered: list[Answered] = field(default_factory=list)  # the requests that were taken in whole
 
 
 class Watcher:
@@ -87,7 +87,8 @@ class Watcher:
         self._models: dict[str, WatchedModel] = {}  # by key
         self._thinning = Thinning()
         self._waiting: deque[Answered] = deque()
-        self._counted: deque[Counted] = deque()  # rows of requests that are not taken in whole
+        self._counted: dict[tuple[str, str], RunningCounts] = {}  # of requests that are not taken in whole, by digest and variant
+        self._idle: list[RunningCounts] = []  # nobody adds to them any more
         self._bytes_offered, self._bytes_taken = 0, 0  # each is written by one thread alone
         self._dropped_offered, self._dropped_counted = 0, 0
         self._part = Part(sequence=1)
@@ -107,15 +108,24 @@ class Watcher:
         """Take note of a request, or leave it. Never waits, never raises."""
         if answered.request_id.startswith(REPLAYED):
             return
-        if not self._thinning.takes() and len(self._counted) < MAX_WAITING:
-            self._counted += rows_to_count(answered)
-            return
+        if not self._thinning.takes():
+            totals = self._totals(answered)
+            if len(totals.inputs) < MAX_WAITING:
+                totals.add(answered)
+                return
         num_bytes = answered.inputs.nbytes
         if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
             self._dropped_offered += len(answered.answers)
             return
         self._bytes_offered += num_bytes
         self._waiting.append(answered)
+
+    def _totals(self, answered: Answered) -> Counts:
+        key = (answered.bundle.digest, answered.execution.variant)
+        running = self._counted.get(key)
+        if running is None:
+            running = self._counted[key] = RunningCounts(answered.bundle, answered.execution.variant)
+        return running.totals
 
     def close(self) -> None:
         """Hand over what there is, and end the thread; a disk that hangs is left behind."""
@@ -146,7 +156,7 @@ class Watcher:
             self._attempt("counting", partial(self._count, group))
             num_looked_at = self._attempt("features", partial(self._look, group)) or 0
             num_recorded = self._attempt("recording", partial(self._record, group)) or 0
-            num_offered += len(group.counted)
+            num_offered += group.counts.num_rows
             num_used += max(num_looked_at, num_recorded)
         self._thinning.adapt(num_offered, num_used)
         if is_last or self._is_due("merge", MERGE_S):
@@ -197,7 +207,7 @@ class Watcher:
         def group_of(bundle: LoadedBundle, variant: str) -> _Group:
             key = (bundle.digest, variant)
             if key not in groups:
-                groups[key] = _Group(self._model(bundle, variant))
+                groups[key] = _Group(self._model(bundle, variant), Counts(bundle, variant))
             return groups[key]
 
         for _ in range(len(self._waiting)):
@@ -205,10 +215,11 @@ class Watcher:
             self._bytes_taken += answered.inputs.nbytes
             group = group_of(answered.bundle, answered.execution.variant)
             group.answered.append(answered)
-            group.counted += rows_to_count(answered)
-        for _ in range(len(self._counted)):
-            counted = self._counted.popleft()
-            group_of(counted.bundle, counted.variant).counted.append(counted)
+            group.counts.add(answered)
+        for running in [*self._counted.values(), *self._idle]:
+            if running.num_new:
+                running.move_to(group_of(running.totals.bundle, running.totals.variant).counts)
+        self._idle.clear()
         return list(groups.values())
 
     def _model(self, bundle: LoadedBundle, variant: str) -> WatchedModel:
@@ -221,12 +232,13 @@ class Watcher:
 
     def _count(self, group: _Group) -> None:
         """What is counted of every row."""
-        if group.model.has_classes:
-            self._metrics.classes(Counter(row.label for row in group.counted if row.label is not None))
-            self._metrics.confidences([row.confidence for row in group.counted])
-        self._metrics.outliers([row.is_outlier for row in group.counted].count(True))
-        if group.model.has_missing_signs:
-            self._metrics.missing_cells(sum(group.model.num_missing_cells(row.inputs) for row in group.counted if row.inputs is not None))
+        counts, model = group.counts, group.model
+        if model.has_classes:
+            self._metrics.classes(counts.labels)
+            self._metrics.confidences(counts.confidences, counts.confidence_sum)
+        self._metrics.outliers(counts.num_outliers)
+        if model.has_missing_signs:
+            self._metrics.missing_cells(sum(model.num_missing_cells(inputs) for inputs in counts.inputs))
 
     def _look(self, group: _Group) -> int:
         """Features of the rows, in random order as long as there is time for it, into this worker's part of the window. How many rows."""
@@ -243,7 +255,7 @@ class Watcher:
             num_done += len(chosen)
             if num_rows >= self._part_rows and "merging" not in self._failing:
                 self._attempt("merging", self._merge)
-        self._metrics.rows("thinned", len(group.counted) - num_done)
+        self._metrics.rows("thinned", group.counts.num_rows - num_done)
         return num_done
 
     def _chunks(self, group: _Group, order: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
@@ -317,9 +329,18 @@ class Watcher:
         if self._frozen is None and self._part.is_empty:  # a model that answers again is read again
             for key in list(self._models)[:-_MAX_MODELS]:
                 del self._models[key]
+        self._forget_counts()
         for model in self._models.values():
             if model.lacks_reference:
                 self._attempt("reference", model.read_reference)
+
+    def _forget_counts(self) -> None:
+        """Of models that are not served any more, which they would keep in memory."""
+        served = self._current()
+        for key, running in list(self._counted.items()):
+            is_served = served is not None and key == (served.bundle.digest, served.selection.actual.variant)
+            if not is_served and not running.was_added_to():
+                self._idle.append(self._counted.pop(key))  # read once more: a row may have been added just now
 
     def _propose(self) -> None:
         for window, model, opened, closed, num_rows, judgement in self._store.proposals_due():

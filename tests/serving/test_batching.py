@@ -74,6 +74,55 @@ def test_requests_that_queue_while_a_batch_runs_go_together_in_order() -> None:
     run(work())
 
 
+def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_larger_one_on_a_thread() -> None:
+    async def work() -> None:
+        threads: list[tuple[int, int]] = []
+
+        def answer(batch: NDArray[np.uint8]) -> list[int]:
+            threads.append((len(batch), threading.get_ident()))
+            return [2 * value for value in batch[:, 0].tolist()]
+
+        batcher = MicroBatcher(answer, 8, quick_rows=4)
+        assert await asyncio.gather(*(answers(batcher, value) for value in (1, 2, 3))) == [[2], [4], [6]]
+        assert await asyncio.gather(*(answers(batcher, value) for value in (4, 5, 6, 7, 8))) == [[8], [10], [12], [14], [16]]
+        here = threading.get_ident()
+        assert threads[0] == (3, here)
+        assert threads[1][0] == 5
+        assert threads[1][1] != here
+        await batcher.close()
+
+    run(work())
+
+
+def test_between_two_quick_batches_others_have_their_turn() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 2, quick_rows=2)
+        seen: list[int] = []
+
+        async def look() -> None:
+            while len(model.batches) < 4:
+                seen.append(len(model.batches))
+                await asyncio.sleep(0)
+
+        await asyncio.gather(answers(batcher, *range(8)), look())
+        assert model.batches == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert {1, 2, 3} <= set(seen)
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_quick_batch_that_fails_is_told_to_its_requests_and_the_next_one_runs() -> None:
+    async def work() -> None:
+        batcher = MicroBatcher(Recorder().run, 2, quick_rows=2)
+        found = await asyncio.gather(*(answers(batcher, value) for value in (1, 255, 3)), return_exceptions=True)
+        assert [str(one) for one in found] == ["planted", "planted", "[6]"]
+        await batcher.close()
+
+    run(work())
+
+
 def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> None:
     async def work() -> None:
         model = Recorder()

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from serving import model as loading
 from serving.model import InvalidAnswerError, example_inputs, load_model
 from serving.selection import select
 from slipway import files, runtime
@@ -173,6 +174,18 @@ def test_columns_that_cannot_be_told_apart_are_not_served(certified: Path, make_
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
     with pytest.raises(BundleError, match="expected one or more different names"):
         load_model(make_settings())
+
+
+def test_which_batches_are_quick_is_measured_in_warm_up(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "QUICK_S", 10.0)
+    assert load_model(make_settings(max_batch_size=6)).quick_rows == 6
+    monkeypatch.setattr(loading, "_seconds", lambda run, batch: 0.002 * len(batch))
+    monkeypatch.setattr(loading, "QUICK_S", 0.005)
+    assert load_model(make_settings()).quick_rows == 2
+    monkeypatch.setattr(loading, "QUICK_S", 0.001)
+    assert load_model(make_settings()).quick_rows == 0
 
 
 def test_fewer_labels_than_outputs_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import sqlite3
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from serving.watching.allowance import Allowance
 from serving.watching.metrics import MAX_CLASSES, PARTS, WatchingMetrics
 from serving.watching.models import WatchedModel
 from serving.watching.store import Store
-from serving.watching.thinning import Thinning
+from serving.watching.thinning import Counts, RunningCounts, Thinning
 from serving.watching.watcher import Watcher
 from slipway.bundle import LoadedBundle, load_bundle
 from slipway.drift.reference import Reference, read_reference
@@ -380,6 +381,51 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     assert float(counted["watched"]) + float(counted["thinned"]) == 2000
     assert float(counted["thinned"]) >= 1000
     assert 'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()  # counting goes on
+
+
+def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or_lost(certified: Path) -> None:
+    one = answered(certified, 0)
+    others = replace(one, answers=[{"label": "dark", "probabilities": {"dark": 1.0}, "is_outlier": True}] * 2)
+    running, found = RunningCounts(one.bundle, "fp32"), Counts(one.bundle, "fp32")
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            running.move_to(found)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20_000):
+        running.totals.add(one)
+        running.totals.add(others)
+    ended.set()
+    reader.join()
+    running.move_to(found)
+    assert found.num_rows == 60_000
+    assert found.labels == {"grey": 20_000, "dark": 40_000}
+    assert found.num_outliers == 40_000
+    assert sum(found.confidences) == 60_000
+    assert found.confidence_sum == pytest.approx(20_000 * 0.5 + 40_000)
+    assert not running.num_new
+
+
+def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row_is_not(
+    certified: Path, make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = CollectorRegistry()
+    monkeypatch.setattr(watching, "TIDY_S", 0.0)
+    one = Watcher(make_watched(), WatchingMetrics(registry), lambda: None)
+    one._thinning.adapt(10**9, 0)  # nothing is taken in whole
+    monkeypatch.setattr(one._thinning, "adapt", lambda *_: None)
+    one.offer(answered(certified, 0))
+    (running,) = one._counted.values()
+    deadline = time.monotonic() + 10
+    while one._counted:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    running.totals.add(answered(certified, 0))  # by who had it in hand then
+    one.close()
+    assert 'slipway_classes_total{label="grey"} 2.0' in generate_latest(registry).decode()
 
 
 def test_most_of_a_load_that_would_be_thinned_out_is_only_counted_and_all_is_taken_again_without_it() -> None:
