@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from slipway.calibration import Answers
 
+SLOW_S = 0.02  # a batch in the event loop holds up everybody: ten times and more what a quick one takes
+_MOST_SLOW = 3  # one after the other; one alone may be the system's doing
+
 Run = Callable[[NDArray[Any]], Answers]
 Row = TypeVar("Row")  # what the model says of one row
 
@@ -76,6 +79,7 @@ class MicroBatcher(Generic[Row]):
         self._max_batch_size = max_batch_size
         self._on_batch = on_batch
         self._quick_rows = quick_rows
+        self._num_slow = 0  # quick batches, one after the other, that were not
         self._waiting: deque[Submission[Row]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-model")
@@ -136,6 +140,7 @@ class MicroBatcher(Generic[Row]):
             inputs = np.concatenate([part.inputs for part in batch]) if len(batch) > 1 else batch[0].inputs
             if len(inputs) <= self._quick_rows:
                 rows = self._run(inputs)
+                self._mind_slow_batches(perf_counter() - started)
             else:
                 rows = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, inputs)
             if len(rows) != len(inputs):
@@ -145,6 +150,12 @@ class MicroBatcher(Generic[Row]):
             return
         self._on_batch(len(rows), len(rows) / self._max_batch_size, perf_counter() - started)
         _hand_out(batch, rows, started)
+
+    def _mind_slow_batches(self, seconds: float) -> None:
+        """Nothing runs in the event loop any more once the model proves to be slower than it was when it was measured."""
+        self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
+        if self._num_slow == _MOST_SLOW:
+            self._quick_rows = 0
 
 
 def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from serving.front import Front
 from serving.inference import Inference
+from serving.live_model import LiveModel
 from serving.responses import ERRORS
 from serving.settings import Settings
 
@@ -57,3 +59,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 def metric(inference: Inference, line: str) -> float:
     found = re.search(rf"^{re.escape(line)} (\S+)$", inference.exposition().decode(), re.MULTILINE)
     return float(found.group(1)) if found else 0.0
+
+
+def put_in_place_of(live: LiveModel, run: Callable[[NDArray[Any]], Any]) -> None:
+    """Have `run` answer the batches of a live model, all of them on its thread: how long `run` takes was not measured."""
+    live.batcher._run, live.batcher._quick_rows = run, 0

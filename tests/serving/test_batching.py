@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from serving import batching
 from serving.batching import MicroBatcher, Submission, next_power_of_two, padded
 from slipway.calibration import Answers
 
@@ -108,6 +110,26 @@ def test_between_two_quick_batches_others_have_their_turn() -> None:
         await asyncio.gather(answers(batcher, *range(8)), look())
         assert model.batches == [[0, 1], [2, 3], [4, 5], [6, 7]]
         assert {1, 2, 3} <= set(seen)
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        threads, seconds = list[int](), [0.02, 0.02, 0.0, 0.02, 0.02, 0.02, 0.0, 0.0]
+
+        def answer(batch: NDArray[np.uint8]) -> list[int]:
+            time.sleep(seconds[len(threads)])
+            threads.append(threading.get_ident())
+            return [0] * len(batch)
+
+        batcher = MicroBatcher(answer, 8, quick_rows=8)
+        monkeypatch.setattr(batching, "SLOW_S", 0.01)
+        for _ in seconds:
+            await answers(batcher, 1)
+        here = threading.get_ident()
+        assert [thread == here for thread in threads] == [True] * 6 + [False] * 2
         await batcher.close()
 
     run(work())

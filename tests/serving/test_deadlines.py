@@ -17,7 +17,7 @@ from serving.inference import Inference
 from slipway.preprocess import ImageContract, array_from_bytes
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, metric, run
+from tests.serving.in_process import error_of, metric, put_in_place_of, run
 
 PNG = {"content-type": "image/png"}
 ROWS = {"content-type": "application/json"}
@@ -29,7 +29,7 @@ class SlowModel:
     def __init__(self, inference: Inference) -> None:
         assert inference._live
         self._fast, self.sizes, self.gate = inference._live.batcher._run, list[int](), threading.Event()
-        inference._live.batcher._run = self.run
+        put_in_place_of(inference._live, self.run)
 
     def run(self, batch: NDArray[Any]) -> Any:
         self.sizes.append(len(batch))
@@ -114,7 +114,7 @@ def test_an_overloaded_service_spends_its_model_on_requests_that_are_still_waite
             time.sleep(0.05)
             return fast(batch)
 
-        inference._live.batcher._run = slowly
+        put_in_place_of(inference._live, slowly)
         answers = await asyncio.gather(*(client.post("/predict", content=picture(n), headers=PNG) for n in range(100)))
         num_answered = sum(answer.status_code == 200 for answer in answers)
         assert {answer.status_code for answer in answers} == {200, 504}

@@ -25,7 +25,7 @@ from slipway.preprocess import array_from_bytes
 from tests.serving import bundles
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, SIZE_PX, certify, picture, row_probabilities, row_sum, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, metric, run
+from tests.serving.in_process import error_of, metric, put_in_place_of, run
 from tests.serving.test_front import slow_down
 
 PNG = {"content-type": "image/png"}
@@ -279,7 +279,7 @@ def test_a_model_that_fails_on_a_copy_is_500_in_the_one_shape(make_settings: Mak
                 raise RuntimeError("planted")
             return right(batch)
 
-        inference._live.batcher._run = fail_later
+        put_in_place_of(inference._live, fail_later)
         assert error_of(await client.post("/explain", content=picture(), headers=PNG))["code"] == "model_failed"
 
     run(make_settings(), work)

@@ -20,7 +20,7 @@ from slipway.preprocess import array_from_bytes
 from tests.calibrations import CALIBRATION
 from tests.serving.bundles import CLASS_FIELDS, CONTRACT, LABELS, VALUE_FIELDS, certify, log_of_mean, picture, probabilities, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind, error_of, metric, run
+from tests.serving.in_process import behind, error_of, metric, put_in_place_of, run
 
 PNG = {"content-type": "image/png"}
 CPU_FP32 = {"backend": "onnxruntime", "provider": "cpu", "precision": "fp32", "variant": "fp32"}
@@ -169,7 +169,7 @@ async def slow_down(inference: Inference, seconds: float) -> list[int]:
         time.sleep(seconds)
         return fast(batch)
 
-    inference._live.batcher._run = run_slowly
+    put_in_place_of(inference._live, run_slowly)
     return sizes
 
 
@@ -232,7 +232,7 @@ def fail(batch: Any) -> Any:
 def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert inference._live
-        inference._live.batcher._run = fail
+        put_in_place_of(inference._live, fail)
         assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "model_failed"
 
     run(make_settings(), work)

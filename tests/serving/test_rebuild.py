@@ -34,7 +34,7 @@ from tests import fake_tensorrt
 from tests.export.small_bundle import MACHINE
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, hop, picture, probabilities, with_canary, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import behind
+from tests.serving.in_process import behind, put_in_place_of
 from tests.serving.server import ROOT
 
 COMMAND = (sys.executable, "-m", "tests.fake_rebuild")
@@ -363,7 +363,7 @@ def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Pa
             time.sleep(0.3)
             return slow(batch)
 
-        live.batcher._run = run_slowly
+        put_in_place_of(live, run_slowly)
         in_flight = [
             asyncio.create_task(inference.predict(Payload("images", (picture(number),)), f"request{number}")) for number in range(5)
         ]

@@ -16,7 +16,7 @@ from slipway.bundle import load_bundle
 from tests.conftest import ROOT
 from tests.serving.bundles import COLUMNS, certify, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import metric
+from tests.serving.in_process import metric, put_in_place_of
 from tests.serving.rolling import (
     PICTURES,
     QUICK,
@@ -264,7 +264,7 @@ def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
 
-        inference.canary.live.batcher._run = fail
+        put_in_place_of(inference.canary.live, fail)
         await settle(inference, lambda: last_event(inference)[0] == "rolled_back")
         await settle(inference, lambda: inference.canary is None)
         await callers.end()
@@ -300,7 +300,7 @@ def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(certified
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
 
-        inference.canary.live.batcher._run = fail
+        put_in_place_of(inference.canary.live, fail)
         assert await versions(client, "/explain") == [stable] * len(ids)  # as with a prediction, no caller notices
 
     run(settings, work)

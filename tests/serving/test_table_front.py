@@ -31,7 +31,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, metric, run
+from tests.serving.in_process import error_of, metric, put_in_place_of, run
 from tests.serving.test_front import slow_down
 
 JSON = {"content-type": "application/json"}
@@ -102,7 +102,7 @@ def test_the_vector_that_reaches_the_model_is_the_one_of_training_bit_for_bit(ma
             reached.append(batch)
             return right(batch)
 
-        inference._live.batcher._run = noting
+        put_in_place_of(inference._live, noting)
         assert (await client.post("/predict", json={"rows": ROWS})).status_code == 200
 
     run(make_settings(), work)
