@@ -13,10 +13,10 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.connections import AT_ONCE
 from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
-from serving.gate import Gate
+from serving.guard.connections import AT_ONCE
+from serving.guard.gate import Gate
 from serving.inference import Inference
 from serving.reading import Headers
 from serving.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response

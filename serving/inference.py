@@ -11,25 +11,25 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from serving.admission import Admission, Visit
 from serving.batching import Batched, Submission
-from serving.deadlines import Deadlines
 from serving.decoding import Decoded
 from serving.explaining.explainer import Explainer
-from serving.gpu_metrics import open_gpu_metrics
+from serving.guard.admission import Admission, Visit
+from serving.guard.deadlines import Deadlines
+from serving.guard.server_paths import without_server_paths
 from serving.keeping import open_keeper
 from serving.live_model import LiveModel
+from serving.metrics.gpu_metrics import open_gpu_metrics
+from serving.metrics.monitoring import Monitoring
+from serving.metrics.process_metrics import ProcessMetrics
+from serving.metrics.sampling import Sampler
 from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answer, load_model
-from serving.monitoring import Monitoring
 from serving.observing import Answered, Observer
 from serving.payload import Payload
-from serving.process_metrics import ProcessMetrics
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
 from serving.rollout.canary import Canary
 from serving.rollout.following import Follower
-from serving.sampling import Sampler
-from serving.server_paths import without_server_paths
 from serving.settings import Settings
 from serving.watching.feedback import Feedback
 from serving.watching.watcher import limits_of, open_watcher

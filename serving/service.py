@@ -17,14 +17,14 @@ from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
 from serving.api import predict_method, read_columns, summary
-from serving.binding import require_safe_start
-from serving.connections import limit_connections
 from serving.draining import drain_on_sigterm
 from serving.front import Front
 from serving.garbage import put_aside_what_stays
+from serving.guard.binding import require_safe_start
+from serving.guard.connections import limit_connections
+from serving.guard.operator_port import OperatorPort
 from serving.inference import Inference
-from serving.monitoring import open_server_directory, tether_to_server
-from serving.operator_port import OperatorPort
+from serving.metrics.monitoring import open_server_directory, tether_to_server
 from serving.packing import bento_labels
 from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings

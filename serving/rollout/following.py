@@ -12,8 +12,8 @@ import time
 from typing import Protocol
 
 from serving.live_model import LiveModel
+from serving.metrics.monitoring import Monitoring
 from serving.model import ServedModel, load_model, read_certified
-from serving.monitoring import Monitoring
 from serving.observing import Observer
 from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor

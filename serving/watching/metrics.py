@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from serving.tallies import Distribution
+from serving.metrics.tallies import Distribution
 
 PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback", "sampling")  # of slipway_monitoring_errors_total
 OUTCOMES = ("watched", "thinned", "dropped")  # of a row

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.gpu_metrics import GAUGES
 from serving.keys import digest_of, make_key
+from serving.metrics.gpu_metrics import GAUGES
 from tests.monitoring.prometheus import Prometheus, watching
 from tests.monitoring.queries import MONITORING, base_name, metric_names, queries, recorded, rule_groups, unknown_names
 from tests.serving.bundles import certify, picture, write_bundle

@@ -1,4 +1,4 @@
-"""A `pynvml` without a GPU: what serving/gpu_metrics.py calls of it, with figures that a test sets."""
+"""A `pynvml` without a GPU: what serving/metrics/gpu_metrics.py calls of it, with figures that a test sets."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace

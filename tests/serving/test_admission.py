@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serving.admission import MIN_ITEMS, Admission, BatchTimes
+from serving.guard.admission import MIN_ITEMS, Admission, BatchTimes
 from serving.responses import Refusal
 
 MAX_BATCH_SIZE = 16

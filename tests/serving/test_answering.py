@@ -8,7 +8,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from serving.connections import answer_at_once
+from serving.guard.connections import answer_at_once
 from serving.responses import RETRY_AFTER, Refusal, Response, error_response, json_response, send_response
 
 ANSWERS = [

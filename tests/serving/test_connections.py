@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.connections import LINGER_S, MAX_HEADER_BYTES, MOST_LINGERING
+from serving.guard.connections import LINGER_S, MAX_HEADER_BYTES, MOST_LINGERING
 from serving.responses import ERRORS
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.ready_service import ready_service

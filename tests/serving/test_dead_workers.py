@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from serving.dead_workers import settled
+from serving.metrics.dead_workers import settled
 from tests.conftest import ROOT
 from tests.file_operations import is_possible, killed_at
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.framing import require_clear_framing
+from serving.guard.framing import require_clear_framing
 from serving.responses import Refusal
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server

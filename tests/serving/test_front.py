@@ -13,8 +13,8 @@ from PIL import Image
 
 from serving.endpoints.documenting import PASSED_ON
 from serving.front import Front
-from serving.gpu_metrics import GAUGES
 from serving.inference import Inference
+from serving.metrics.gpu_metrics import GAUGES
 from serving.responses import ERRORS
 from slipway.preprocess import array_from_bytes
 from tests.calibrations import CALIBRATION

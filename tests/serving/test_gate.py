@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.binding import is_loopback, require_free, require_guarded, require_safe_start
 from serving.endpoints.listing import all_routes
 from serving.front import Front
-from serving.gate import is_own_host, presented_key
+from serving.guard.binding import is_loopback, require_free, require_guarded, require_safe_start
+from serving.guard.gate import is_own_host, presented_key
 from serving.inference import Inference
 from serving.keys import add_key
 from serving.settings import SettingsError, read_settings

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from serving.gpu_metrics import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
+from serving.metrics.gpu_metrics import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
 from tests.serving.fake_nvml import GIB, FakeNvml, Gpu
 from tests.serving.server import running
 

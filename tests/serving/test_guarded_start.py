@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from serving.connections import Connection
+from serving.guard.connections import Connection
 from serving.inference import Inference
 from serving.keys import add_key
 from tests.serving.bundles import certify, picture, write_bundle

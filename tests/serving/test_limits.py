@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.connections import MAX_HEADER_BYTES
-from serving.framing import MAX_HEADERS, MAX_URL_BYTES
+from serving.guard.connections import MAX_HEADER_BYTES
+from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES
 from serving.strict_json import MAX_DEPTH, MAX_DIGITS
 from slipway.preprocess import FORMATS
 from tests.serving.bundles import COLUMNS, CONTRACT, ROW, certify, picture, row_classifier, write_bundle

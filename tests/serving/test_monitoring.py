@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from serving.inference import Inference
-from serving.monitoring import FLUSH_S, Monitoring
+from serving.metrics.monitoring import FLUSH_S, Monitoring
+from serving.metrics.tallies import Count, Distribution
+from serving.metrics.traffic import percentile_ms
 from serving.responses import ERRORS
-from serving.tallies import Count, Distribution
-from serving.traffic import percentile_ms
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run

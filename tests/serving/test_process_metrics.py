@@ -13,8 +13,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from serving.process_metrics import ProcessMetrics, memory_limit_bytes, resident_bytes
-from serving.sampling import Sampler
+from serving.metrics.process_metrics import ProcessMetrics, memory_limit_bytes, resident_bytes
+from serving.metrics.sampling import Sampler
 from tests.serving.server import Server, running
 
 MACHINE = "MemTotal:       16384 kB\nMemFree:        1 kB\n"

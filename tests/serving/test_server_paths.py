@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.guard.server_paths import without_server_paths
 from serving.inference import Inference
 from serving.rebuilding import RebuildState
 from serving.rollout.state import change_rollout
-from serving.server_paths import without_server_paths
 from serving.settings import ROOT, read_settings
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, run

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from serving import status
 from serving.inference import Inference
-from serving.traffic import traffic
+from serving.metrics.traffic import traffic
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.deadlines import Deadlines
+from serving.guard.deadlines import Deadlines
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

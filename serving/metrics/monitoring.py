@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from serving.dead_workers import settled
 from serving.keeping import OUTCOMES
+from serving.metrics.dead_workers import settled
+from serving.metrics.tallies import Count, Distribution, Level, Tally
+from serving.metrics.traffic import traffic
 from serving.model import ServedModel
 from serving.responses import ERRORS
 from serving.rollout.evidence import SHADOWED
 from serving.rollout.state import OUTCOMES as SWAPPED
-from serving.tallies import Count, Distribution, Level, Tally
-from serving.traffic import traffic
 from serving.watching.metrics import WatchingMetrics
 from slipway.files import is_alive
 from slipway.tether import tether_to

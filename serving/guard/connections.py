@@ -1,8 +1,8 @@
 """What a connection may cost before the front sees a request of it: URL and headers, time to arrive, and how many there are.
 
 uvicorn (0.54) has no such limits, so this is its own HTTP protocol with them, and with our one shape for
-bytes that are no HTTP. What could be read as two different requests is refused (serving/framing.py), and so are connections
-from elsewhere where nobody has allowed them (serving/binding.py).
+bytes that are no HTTP. What could be read as two different requests is refused (serving/guard/framing.py), and so are connections
+from elsewhere where nobody has allowed them (serving/guard/binding.py).
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from serving.binding import is_guarded, is_loopback
-from serving.framing import MAX_HEADERS, MAX_URL_BYTES, require_clear_framing
+from serving.guard.binding import is_guarded, is_loopback
+from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, require_clear_framing
 from serving.inference import Inference
 from serving.responses import RETRY_AFTER, Refusal, Response, encoded_headers, error_response, head_lines
 

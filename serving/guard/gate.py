@@ -10,7 +10,7 @@ import ipaddress
 import math
 
 from serving.keys import Key, KeyRing
-from serving.monitoring import Monitoring
+from serving.metrics.monitoring import Monitoring
 from serving.reading import Headers
 from serving.responses import Refusal
 from serving.routes import Access
