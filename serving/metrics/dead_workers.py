@@ -11,11 +11,13 @@ A scraper may be killed between any two file operations, and nothing is then cou
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from slipway.files import is_alive
 
@@ -35,6 +37,26 @@ def settled(directory: Path) -> Iterator[None]:
                 _add_up(directory, kind)
             fcntl.flock(lock, fcntl.LOCK_SH)  # others may come between, and die there
         yield
+
+
+class WorkersCollector(MultiProcessCollector):
+    """All files of a folder, but for those that a worker has made and not yet given a size: prometheus_client cannot read these."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(None, str(directory))  # type: ignore[no-untyped-call]  # it has no types
+        self._directory = directory
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics, summed over the workers."""
+        files = [str(path) for path in self._directory.glob("*.db") if _has_size(path)]
+        metrics: Iterable[Metric] = self.merge(files, accumulate=True)  # type: ignore[no-untyped-call]
+        return metrics
+
+
+def _has_size(path: Path) -> bool:
+    with suppress(FileNotFoundError):  # gauges of a worker that died just now
+        return path.stat().st_size > 0
+    return False
 
 
 def _is_to_do(directory: Path, kind: str) -> bool:
@@ -63,7 +85,7 @@ def _add_up(directory: Path, kind: str) -> None:
         return  # another worker was first
     heir = _heir(directory, kind)
     totals: dict[str, float] = {}
-    for path in [*dead, *([heir] if heir.exists() else [])]:
+    for path in filter(_has_size, [*dead, heir]):  # a worker may die between making its file and giving it a size
         for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):  # type: ignore[no-untyped-call]  # it has no types
             totals[key] = totals.get(key, 0.0) + value
     new = heir.with_suffix(".new")

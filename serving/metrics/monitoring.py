@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.keeping import OUTCOMES
-from serving.metrics.dead_workers import settled
+from serving.metrics.dead_workers import WorkersCollector, settled
 from serving.metrics.tallies import Count, Distribution, Level, Tally
 from serving.metrics.traffic import traffic
 from serving.model import ServedModel
@@ -235,7 +235,7 @@ class Monitoring:
         with settled(directory):
             _forget_dead_workers(directory)
             summed = CollectorRegistry()
-            multiprocess.MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
+            summed.register(WorkersCollector(directory))
             yield summed
 
 

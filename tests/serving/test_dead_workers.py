@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from serving.metrics.dead_workers import settled
+from serving.metrics.dead_workers import WorkersCollector, settled
 from tests.conftest import ROOT
 from tests.file_operations import is_possible, killed_at
 
@@ -39,7 +38,7 @@ def worker(directory: Path, count: int, *more: str) -> subprocess.Popen[str]:
 
 def exposition(directory: Path) -> set[str]:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(directory))  # type: ignore[no-untyped-call]
+    registry.register(WorkersCollector(directory))
     return {line for line in generate_latest(registry).decode().splitlines() if line[0] != "#"}
 
 
@@ -67,6 +66,20 @@ def test_what_dead_workers_counted_is_in_one_file_of_each_kind_and_none_of_it_is
         f"{kind}_{number}.db" for kind in ("counter", "histogram") for number in (0, alive.pid)
     }
     alive.communicate()
+
+
+def test_a_worker_that_begins_or_died_at_its_beginning_has_an_empty_file_and_costs_no_scrape(tmp_path: Path) -> None:
+    worker(tmp_path, 7).communicate()
+    dead = worker(tmp_path, 1)
+    dead.communicate()
+    for kind in ("counter", "histogram"):
+        (tmp_path / f"{kind}_{dead.pid}.db").write_bytes(b"")
+        (tmp_path / f"{kind}_{os.getpid()}.db").touch()
+    (tmp_path / f"gauge_livesum_{os.getpid()}.db").touch()
+    for _ in range(2):
+        with settled(tmp_path):
+            assert 'asked_total{code="200"} 7.0' in exposition(tmp_path)
+    assert not list(tmp_path.glob(f"*{dead.pid}*"))
 
 
 def test_without_dead_workers_nothing_is_written(tmp_path: Path) -> None:
