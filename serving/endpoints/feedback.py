@@ -7,6 +7,7 @@ from serving.reading import read_json
 from serving.responses import Refusal, Response, json_response
 from serving.routes import Operation, Request, Route, Routes, always
 from serving.schemas import ANYTHING, TEXT
+from serving.watching.feedback import ACCEPTED_TRUTHS
 
 _TRUTH = {"type": "object", "required": ["request_id", "truth"], "properties": {"request_id": TEXT, "truth": {}}}
 _SEVERAL = {"type": "object", "required": ["feedback"], "properties": {"feedback": {"type": "array", "items": _TRUTH}}}
@@ -30,7 +31,7 @@ def routes(inference: Inference) -> Routes:
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
-                body = await read_json(request.headers, request.receive, settings.max_body_bytes)
+                body = await read_json(request.headers, request.receive, settings.max_body_bytes, ACCEPTED_TRUTHS)
                 code, message = "deadline_exceeded", "the feedback was not written down within"
                 status, answer = await inference.feedback.tell(body, manifest)
         except TimeoutError:
