@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 _FOLDER = Path(".work/clean")
 _BATCH_ROWS = 1 << 14
+_BATCH_BYTES = 1 << 26  # far below 2^31, beyond which Arrow would not join a column of text into one piece
 _SMALLEST_FILE_BYTES = 1 << 20
 _SYSTEM = ctypes.CDLL(None, use_errno=True)
 _SYSTEM.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -87,19 +88,20 @@ def stored_array(array: pa.Array) -> pa.Array:
 def _large(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The same rows in few batches, since each batch costs memory for its own description."""
     held: list[pa.RecordBatch] = []
-    num_rows = 0
+    num_rows = num_bytes = 0
     for batch in batches:
         held.append(batch)
         num_rows += batch.num_rows
-        if num_rows >= _BATCH_ROWS:
-            yield _joined(held, schema)
-            held, num_rows = [], 0
+        num_bytes += batch.nbytes
+        if num_rows >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
+            yield from _joined(held, schema)
+            held, num_rows, num_bytes = [], 0, 0
     if num_rows:
-        yield _joined(held, schema)
+        yield from _joined(held, schema)
 
 
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
+    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
 
 
 def gathered(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:

@@ -231,7 +231,7 @@ def test_a_column_that_was_no_input_does_not_become_one_by_joining(tmp_path: Pat
         }
         for row in range(60)
     ]  # fmt: skip
-    new = {"a": [0.25, 100.5], "c": [3.0, None], "yes": [True, False], "label": ["0", "1"]}
+    new: dict[str, list[Any]] = {"a": [0.25, 100.5], "c": [3.0, None], "yes": [True, False], "label": ["0", "1"]}
     before, after = joined_columns(tmp_path, rows, new)
     assert before == after == ["a", "c", "yes"], reason
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from slipway.data import scratch_tables
 from slipway.data.scratch_tables import first_bytes, gathered, numbers, scratch_array, stored, stored_array
 
 SCHEMA = pa.schema([("number", pa.int32()), ("name", pa.string()), ("digest", pa.binary(4)), ("flags", pa.list_(pa.string()))])
@@ -34,6 +35,16 @@ def test_batches_come_back_as_one_table(tmp_path: Path, monkeypatch: pytest.Monk
     assert table["name"].num_chunks == 3
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [], "the file has no name"
     assert stored(iter([]), SCHEMA).equals(SCHEMA.empty_table())
+
+
+def test_rows_with_large_cells_are_written_before_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scratch_tables, "_BATCH_BYTES", 100_000)
+    rows = [{"name": chr(97 + row) * 40_000} for row in range(10)]
+    schema = pa.schema([("name", pa.string())])
+    table = stored((pa.RecordBatch.from_pylist([row], schema) for row in rows), schema)
+    assert table.to_pylist() == rows
+    assert table["name"].num_chunks == 4  # of three rows, three, three and one
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see what is open")

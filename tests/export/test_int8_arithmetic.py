@@ -71,6 +71,11 @@ def test_a_graph_with_weights_of_8_bits_from_another_machine_does_not_saturate(s
     assert error(open_onnx(wide, variant="int8", precision="int8", provider="cpu", num_threads=1).run(rows).outputs, rows, fp32) < 0.02
 
 
+def test_the_runtime_is_asked_not_to_let_them_saturate_on_whatever_machine_this_is() -> None:
+    runner = open_onnx(mlp(), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    assert runner._session.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
+
+
 @pytest.mark.skipif(weight_bits() == 8, reason="this machine's int8 products do not saturate")
 def test_without_the_runtimes_setting_it_would(tmp_path: Path) -> None:
     import onnxruntime
