@@ -141,7 +141,8 @@ class _Collected:
 
 
 def _join_images(data: DataParams, collected: Path, out: Path) -> Joined:
-    joined, further, numbers = Joined(), *_further_columns(data)
+    joined = Joined()
+    further, numbers = _further_columns(data, joined)
     rows = _columns(pq.read_table(collected, partitioning=None), (data.image_column, data.target_column), collected)
     contents = [cell["bytes"] for cell in rows[data.image_column].to_pylist()]
     known = _Collected((hashlib.sha256(content).digest() for content in contents), _truths(rows[data.target_column], data), joined)
@@ -201,7 +202,7 @@ def _given(data: DataParams, group: str | None, time: float | None, weight: floa
     return {name: value for name, value in found.items() if name is not None}
 
 
-def _further_columns(data: DataParams) -> tuple[dict[str, pa.Array], dict[int, int]]:
+def _further_columns(data: DataParams, joined: Joined) -> tuple[dict[str, pa.Array], dict[int, int]]:
     """The columns of a table of images that no key names, and the place of each row's number in them; nothing for a folder of classes."""
     root = Path(data.path)
     path = table_in(root) if root.is_dir() else root
@@ -211,7 +212,13 @@ def _further_columns(data: DataParams) -> tuple[dict[str, pa.Array], dict[int, i
     names = [name for name in column_names(path) if name not in taken and name]
     raw = read_raw_table(path, names or [data.target_column])
     places = {number: place for place, number in enumerate(raw.numbers.tolist())}
-    return {name: _cells(raw.columns[name]) for name in names if raw.columns[name].stored != "other"}, places
+    columns = {name: raw.columns[name] for name in names}
+    joined.left_out += [_unread(column) for column in columns.values() if column.stored == "other"]
+    return {name: _cells(column) for name, column in columns.items() if column.stored != "other"}, places
+
+
+def _unread(column: RawColumn) -> str:
+    return f"the column {column.name!r}, whose type {column.arrow_type} no reader takes"
 
 
 def _join_tables(data: DataParams, collected: Path, out: Path) -> Joined:
@@ -241,7 +248,7 @@ def _join_tables(data: DataParams, collected: Path, out: Path) -> Joined:
         if name == MARK:
             continue
         if column.stored == "other":
-            joined.left_out.append(f"the column {name!r}, whose type {column.arrow_type} no reader takes")
+            joined.left_out.append(_unread(column))
         elif name == data.target_column:
             told = [cell if label == before else label for cell, before, label in zip(_cells(column).to_pylist(), own, labels, strict=True)]
             columns[name] = _targets([*told, *added.truths], column, data)

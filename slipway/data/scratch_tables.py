@@ -101,7 +101,8 @@ def _large(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
-    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    return joined
 
 
 def gathered(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:

@@ -93,6 +93,23 @@ def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(tmp_path:
         assert table["site"].to_pylist()[6:] == [None, None]
 
 
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_a_column_that_no_reader_takes_is_left_out_and_said(tmp_path: Path, kind: str) -> None:
+    boxes = {"boxes": [[1, 2]] * 30, "label": ["cat", "dog"] * 15}
+    if kind == "images":
+        images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(30)], IMAGE_TYPE)
+        pq.write_table(pa.table({"image": images} | boxes), tmp_path / "old.parquet")
+        data, collected = data_params(tmp_path / "old.parquet"), collected_images(tmp_path / "a.parquet", {50: "cat"})
+    else:
+        pq.write_table(pa.table({"a": [float(7 * row % 31) for row in range(30)]} | boxes), tmp_path / "old.parquet")
+        pq.write_table(pa.table({"a": [0.5], "label": ["cat"]}), tmp_path / "a.parquet")
+        data, collected = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label"), tmp_path / "a.parquet"
+    joined = join(data, collected, tmp_path / "next.parquet")
+    (left_out,) = joined.left_out
+    assert "'boxes'" in left_out
+    assert "boxes" not in pq.read_table(tmp_path / "next.parquet").column_names
+
+
 def test_joined_again_nothing_is_doubled_and_a_newer_truth_counts(tmp_path: Path) -> None:
     data = data_params(old_images(tmp_path / "old", "folder"))
     first = tmp_path / "first.parquet"
