@@ -294,7 +294,7 @@ def _of_collected(name: str, data: DataParams, old: RawTable, new: RawTable, add
         last = typed_column(column, "number").cells[-1]
         return pa.array([float(last) + step for step in range(1, len(places) + 1)], pa.float64())
     typed, has_label = _typed(column, data), np.array([label is not None for label in added.old_labels])
-    if typed is None:
+    if typed is None or not has_label.any():
         return nothing
     if constant_columns([typed], has_label):
         return _cells(column).take(pa.array([int(np.argmax(has_label))] * len(places)))

@@ -267,6 +267,16 @@ def test_the_old_rows_keep_classes_and_ids_whatever_the_classes_are_stored_as(
     assert set(cleaned(data).cleaned.rows["label"].to_pylist()) == set(told)
 
 
+def test_old_rows_without_any_class_are_joined_as_well(tmp_path: Path) -> None:
+    rows = [{"a": (7 * row) % 61 + 0.5, "other": f"{row % 3}", "label": None} for row in range(60)]
+    pq.write_table(
+        pa.Table.from_pylist(rows, pa.schema([("a", pa.float64()), ("other", pa.string()), ("label", pa.string())])), tmp_path / "o.parquet"
+    )
+    pq.write_table(pa.table({"a": [0.25], "label": ["0"]}), tmp_path / "new.parquet")
+    data = raw_files.data_params(tmp_path / "o.parquet", "table_classification", "label")
+    assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 0, 0)
+
+
 def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
     rows = [{"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)} for row in range(60)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
