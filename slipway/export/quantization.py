@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway import files
 from slipway.export.half_precision import LAYERS, between_layers, score_branch
-from slipway.export.int8_arithmetic import weight_bits
+from slipway.int8_arithmetic import weight_bits
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
