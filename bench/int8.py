@@ -20,12 +20,12 @@ from bench.conditions import conditions
 from slipway import files
 from slipway.bundle import Metric, OutputContract
 from slipway.export.graph import export_graph
-from slipway.export.int8_arithmetic import int8_instructions, weight_bits
 from slipway.export.int8_search import search
 from slipway.export.leaderboard import metric_loss
 from slipway.export.quantization import CPU, StaticQuantizer
 from slipway.export.timing import Timings, measure_in_turns
 from slipway.export.variants import run_in_batches
+from slipway.int8_arithmetic import int8_instructions, weight_bits
 from slipway.metrics import Resampling
 from slipway.params import load_params
 from slipway.preprocess import ImageContract

@@ -54,12 +54,13 @@ async def read_images(headers: Headers, receive: Receive, max_bytes: int, max_it
     raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
 
 
-async def read_json(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The JSON text of a request, in UTF-8 if it is text at all; Refusal if it is declared to be something else."""
+async def read_json(headers: Headers, receive: Receive, max_bytes: int, accepted: str = ACCEPTED_ROWS) -> bytes:
+    """The JSON text of a request, in UTF-8 if it is text at all; Refusal with what is `accepted` if it is declared to be something else."""
     media_type, options = _parsed_content_type(headers.get(b"content-type"))
     is_image = media_type.startswith(b"image/") or media_type in (b"multipart/form-data", b"application/octet-stream")
     if media_type != JSON:
-        raise _unsupported(media_type, "this model takes rows of a table, not images: " if is_image else "", ACCEPTED_ROWS)
+        hint = "this model takes rows of a table, not images: " if is_image and accepted is ACCEPTED_ROWS else ""
+        raise _unsupported(media_type, hint, accepted)
     charset = options.get(b"charset", b"utf-8")
     if charset.lower() != b"utf-8":
         raise Refusal("unsupported_media_type", f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8", field="content-type")

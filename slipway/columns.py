@@ -242,7 +242,8 @@ def _typed(value: Any, column: Column) -> float | str:
             return read_date(value if isinstance(value, str) else value.isoformat())
         except (ValueError, OverflowError):
             pass
-    raise CellError("type_violation", column.name, f"found {str(value)[:80]!r}, expected {_expected(column)}")
+    shown = repr(value[:80]) if isinstance(value, str) else str(value)[:80]  # in quotes what is text, and nothing else
+    raise CellError("type_violation", column.name, f"found {shown}, expected {_expected(column)}")
 
 
 def _float(value: int | float) -> float:

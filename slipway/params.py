@@ -160,8 +160,36 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
     try:
         return Params.model_validate(content)
     except ValidationError as error:
-        lines = [f"  {_describe(detail)}" for detail in error.errors(include_url=False)]
+        lines = [f"  {_describe(detail)}" for detail in _mistakes(error.errors(include_url=False), content)]
         raise ParamsError(f"{name} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from None
+
+
+def _mistakes(details: list[Any], content: Any) -> list[Any]:
+    """One for each mistake, placed by the keys of the file: where a value may be of several kinds, pydantic reports it for each of them."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for detail in details:
+        place = _place(detail, content)
+        if len(place) == len(detail["loc"]):
+            found[(*place, len(found))] = detail
+        elif place in found:
+            found[place]["msg"] += ", or " + detail["msg"].removeprefix("Input should be ")
+        else:
+            for outer in [outer for outer in found if outer == place[: len(outer)]]:
+                del found[outer]  # this kind fits better: what is wrong lies within the value
+            found[place] = detail | {"loc": place}
+    return list(found.values())
+
+
+def _place(detail: Any, content: Any) -> tuple[Any, ...]:
+    """The keys of a mistake, without the kinds that a value may be of, which pydantic puts between them."""
+    place: list[Any] = []
+    for part in detail["loc"]:
+        if part == "[key]":
+            place.append(part)
+        elif (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
+            place.append(part)
+            content = content[part]
+    return (*place, detail["loc"][-1]) if detail["type"] == "missing" else tuple(place)
 
 
 def _describe(detail: Any) -> str:

@@ -159,6 +159,14 @@ def test_what_a_column_does_not_take_is_refused_under_a_rule(kind: Kind, value: 
     assert "expected" in caught.value.detail
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"), [("category", 5, "found 5,"), ("number", "5", "found '5',"), ("number", True, "found True,")]
+)
+def test_only_text_is_shown_in_quotes(kind: Kind, value: Any, shown: str) -> None:
+    with pytest.raises(CellError, match=shown):
+        read_row({"c": value}, contract(column("c", kind, categories=["5"] if kind == "category" else [])))
+
+
 def test_a_required_column_takes_no_missing_value_though_training_rows_lacked_some() -> None:
     assert read_row({}, contract(column("c", "number", has_missing=True))) == {"c": None}
     with pytest.raises(CellError, match="a value is missing"):

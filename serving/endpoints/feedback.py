@@ -1,12 +1,17 @@
 """`POST /feedback`: what turned out to be true of what was predicted."""
 
 import asyncio
+import json
+import shlex
+from dataclasses import replace
 
 from serving.inference import Inference
 from serving.reading import read_json
 from serving.responses import Refusal, Response, json_response
-from serving.routes import Operation, Request, Route, Routes, always
+from serving.routes import Operation, Request, Route, Routes
 from serving.schemas import ANYTHING, TEXT
+from serving.watching.feedback import ACCEPTED_TRUTHS
+from slipway.bundle import Bundle
 
 _TRUTH = {"type": "object", "required": ["request_id", "truth"], "properties": {"request_id": TEXT, "truth": {}}}
 _SEVERAL = {"type": "object", "required": ["feedback"], "properties": {"feedback": {"type": "array", "items": _TRUTH}}}
@@ -15,7 +20,6 @@ _OPERATION = Operation(
     takes={"application/json": {"oneOf": [_TRUTH, _SEVERAL]}},
     answers={"application/json": ANYTHING},
     errors=("malformed_json", "unsupported_media_type", "body_too_large", "body_timeout", "deadline_exceeded", "feedback_unavailable"),
-    example="""-H 'content-type: application/json' -d '{"request_id": "9b2f6c1d8e7a4053", "truth": "7"}'""",
 )
 
 
@@ -30,11 +34,17 @@ def routes(inference: Inference) -> Routes:
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
-                body = await read_json(request.headers, request.receive, settings.max_body_bytes)
+                body = await read_json(request.headers, request.receive, settings.max_body_bytes, ACCEPTED_TRUTHS)
                 code, message = "deadline_exceeded", "the feedback was not written down within"
                 status, answer = await inference.feedback.tell(body, manifest)
         except TimeoutError:
             raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
         return json_response(answer | {"request_id": request.id}, status)
 
-    return {"/feedback": Route(("POST",), feedback, "caller", always(_OPERATION))}
+    return {"/feedback": Route(("POST",), feedback, "caller", _describe)}
+
+
+def _describe(bundle: Bundle | None) -> Operation:
+    labels = bundle.output.labels if bundle else ["7"]
+    truth = json.dumps({"request_id": "9b2f6c1d8e7a4053", "truth": labels[0] if labels else 3.25}, ensure_ascii=False)
+    return replace(_OPERATION, example=f"-H 'content-type: application/json' -d {shlex.quote(truth)}")

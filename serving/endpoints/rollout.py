@@ -22,6 +22,7 @@ _MAX_BYTES = 64 << 10
 _MAX_VALUES = 200
 _PROPOSING = get_args(Mode)
 _ORDERS = ("promote", "rollback", "reset")
+_ACCEPTED = 'send {"command": ...} with content type application/json; see docs/rollout.md'
 
 _OPERATION = Operation(
     "What is rolled out; sent as JSON, what is to be.",
@@ -58,7 +59,7 @@ def routes(inference: Inference) -> Routes:
     async def rollout(request: Request) -> Response:
         if request.method in READING:
             return json_response(await asyncio.to_thread(inference.rollout.status))
-        wanted = _wanted(await read_json(request.headers, request.receive, _MAX_BYTES))
+        wanted = _wanted(await read_json(request.headers, request.receive, _MAX_BYTES, _ACCEPTED))
         try:
             await asyncio.to_thread(_order, inference, wanted)
         except (SlipwayError, OSError) as error:

@@ -74,8 +74,10 @@ function certificateTile({ certificate }) {
     hop.reason,
   ]);
   const heads = ["hop", "state", "rows", "difference", "metric", "latency", "reason"].map((name) => (name === "metric" ? known(`metric.${certificate.metric}`, certificate.metric) : t(`hop.${name}`)));
-  const agree = certificate.hops.filter((hop) => hop.status === "agrees").length;
-  return wide(t("model.certificate"), html("p", {}, t("model.agree", { agree, all: certificate.hops.length })), table(heads, rows));
+  const numOf = (isWanted) => certificate.hops.filter(({ status }) => isWanted(status)).length;
+  const agree = numOf((status) => status === "agrees");
+  const run = numOf((status) => status !== "not_executed");
+  return wide(t("model.certificate"), html("p", {}, t("model.agree", { agree, run })), table(heads, rows));
 }
 
 function lineageTile({ lineage, bundle_digest: digest, versions }) {

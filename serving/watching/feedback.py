@@ -5,6 +5,7 @@ counts. Unlike the watching, telling is a request of its own: where it cannot be
 """
 
 import asyncio
+import json
 import logging
 import math
 import re
@@ -29,6 +30,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEYS = ("request_id", "item", "truth")
 _EXAMPLE = '{"request_id": "9b2f6c1d8e7a4053", "truth": ...}'
 _MOST_SHOWN = 8
+ACCEPTED_TRUTHS = f'send {_EXAMPLE}, or {{"feedback": [...]}} with several, with content type application/json'
 
 
 class Feedback:
@@ -125,9 +127,9 @@ def _read(content: Any, manifest: Bundle, max_items: int, *, is_list: bool, posi
             raise refuse("missing_field", name, f"it is missing, expected {_EXAMPLE}")
     request_id, item = content["request_id"], content.get("item")
     if not isinstance(request_id, str) or not _SANE_ID.fullmatch(request_id):
-        raise refuse("type_violation", "request_id", f"found {str(request_id)[:80]!r}, expected the request_id of an answer")
+        raise refuse("type_violation", "request_id", f"found {_shown(request_id)}, expected the request_id of an answer")
     if item is not None and (not isinstance(item, int) or isinstance(item, bool)):
-        raise refuse("type_violation", "item", f"found {str(item)[:80]!r}, expected a position in the request, counted from 0")
+        raise refuse("type_violation", "item", f"found {_shown(item)}, expected a position in the request, counted from 0")
     if item is not None and not 0 <= item < max_items:
         raise refuse("out_of_range", "item", f"found {item}, expected a position from 0 to {max_items - 1}")
     label, value = _truth(content["truth"], manifest, lambda code, message: refuse(code, "truth", message))
@@ -138,15 +140,20 @@ def _truth(truth: Any, manifest: Bundle, refuse: Callable[[str, str], Refusal]) 
     """A label of the bundle, or a number, whichever the model predicts."""
     if manifest.output.kind == "value":
         if isinstance(truth, bool) or not isinstance(truth, int | float) or not math.isfinite(truth):
-            raise refuse("type_violation", f"found {str(truth)[:80]!r}, expected a number: this model predicts numbers")
+            raise refuse("type_violation", f"found {_shown(truth)}, expected a number: this model predicts numbers")
         return None, float(truth)
     labels = manifest.output.labels
     shown = ", ".join(labels[:_MOST_SHOWN]) + ", ..." * (len(labels) > _MOST_SHOWN)
     if not isinstance(truth, str):
-        raise refuse("type_violation", f"found {str(truth)[:80]!r}, expected a label as text: {shown}")
+        raise refuse("type_violation", f"found {_shown(truth)}, expected a label as text: {shown}")
     if truth not in labels:
         raise refuse("unknown_label", f"found {truth[:80]!r}, expected one of {len(labels)} labels: {shown}")
     return truth, None
+
+
+def _shown(value: Any) -> str:
+    """As JSON, in which the number 7 is not the text "7"."""
+    return json.dumps(value, ensure_ascii=False)[:80]
 
 
 def _place(is_list: bool, position: int, name: str) -> str:

@@ -55,7 +55,7 @@ def leaking_columns(columns: Sequence[TypedColumn], annotations: Annotations, al
         return {}
     if annotations.labels is not None:
         _, classes = np.unique(annotations.labels[alive].astype(str), return_inverse=True)
-        names_it = [column.raw.name for column in columns if _tells_classes(column.keys[alive], classes)]
+        names_it = [column.raw.name for column in columns if tells_classes(column.keys[alive], classes)]
         return dict.fromkeys(names_it, "leakage: its values are other names of the classes")
     assert annotations.targets is not None
     targets = annotations.targets[alive]
@@ -64,7 +64,8 @@ def leaking_columns(columns: Sequence[TypedColumn], annotations: Annotations, al
     return dict.fromkeys(on_line, "leakage: it is the target, or an exact line of it")
 
 
-def _tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
+def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
+    """Whether a column's keys (N,) are other names of the classes (N,)."""
     num_classes, num_keys = int(classes.max()) + 1, len(np.unique(keys))
     if num_keys != num_classes or num_classes < 2 or len(keys) < num_classes * _ROWS_PER_CLASS:
         return False

@@ -112,10 +112,17 @@ def _share(raw: RawColumn, kind: Kind, counts: NDArray[np.int64], present: int) 
 
 
 def _number(raw: RawColumn) -> ColumnGuess:
-    cells = typed_column(raw, "number").cells.astype(np.float64)
-    if len(cells) >= _MIN_COUNTED and (np.diff(cells) == 1).all():
+    if counts_rows(raw):
+        cells = typed_column(raw, "number").cells
         return ColumnGuess(raw.name, "ignore", f"it counts the rows from {cells[0]:g} to {cells[-1]:g}")
     return ColumnGuess(raw.name, "number", "")
+
+
+def counts_rows(raw: RawColumn) -> bool:
+    """Whether the cells are whole numbers that rise by one from row to row, in enough rows."""
+    if raw.stored not in ("number", "text") or len(raw.codes) < _MIN_COUNTED:
+        return False
+    return bool((np.diff(typed_column(raw, "number").cells.astype(np.float64)) == 1).all())
 
 
 def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str:

@@ -77,7 +77,9 @@ def _read_csv(path: Path, data: DataParams, wanted: frozenset[int] | None) -> It
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, strict=True)
         try:
-            header = next(reader, [])
+            header = next((line for line in reader if line), None)
+            if header is None:
+                raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
             names = _needed_columns(path, data, header)
             positions = [header.index(name) for name in names]
             for row, cells in enumerate(line for line in reader if line):

@@ -8,7 +8,7 @@ docs/collect.md explains it.
 import argparse
 import hashlib
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,18 +17,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from slipway import files
 from slipway.command import run_command
 from slipway.contract import is_classification, is_table
 from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.cells import FALSE_WORDS, TRUE_WORDS, row_digests
+from slipway.data.cells import FALSE_WORDS, GOOD, TRUE_WORDS, TypedColumn, row_digests, typed_column
+from slipway.data.column_rules import constant_columns, duplicate_columns, tells_classes
+from slipway.data.column_types import column_types, counts_rows
 from slipway.data.raw_tables import COLLECTED as MARK
 from slipway.data.raw_tables import RawColumn, RawTable, column_names, is_row_index, read_raw_table
 from slipway.data.samples import spelled
 from slipway.data.sources import read_samples, table_in
 from slipway.data.table_source import find_table
+from slipway.data.table_targets import label_of
 from slipway.errors import DataError
 from slipway.params import load_params
 from slipway.params_sections import DataParams
@@ -139,7 +141,8 @@ class _Collected:
 
 
 def _join_images(data: DataParams, collected: Path, out: Path) -> Joined:
-    joined, further, numbers = Joined(), *_further_columns(data)
+    joined = Joined()
+    further, numbers = _further_columns(data, joined)
     rows = _columns(pq.read_table(collected, partitioning=None), (data.image_column, data.target_column), collected)
     contents = [cell["bytes"] for cell in rows[data.image_column].to_pylist()]
     known = _Collected((hashlib.sha256(content).digest() for content in contents), _truths(rows[data.target_column], data), joined)
@@ -199,7 +202,7 @@ def _given(data: DataParams, group: str | None, time: float | None, weight: floa
     return {name: value for name, value in found.items() if name is not None}
 
 
-def _further_columns(data: DataParams) -> tuple[dict[str, pa.Array], dict[int, int]]:
+def _further_columns(data: DataParams, joined: Joined) -> tuple[dict[str, pa.Array], dict[int, int]]:
     """The columns of a table of images that no key names, and the place of each row's number in them; nothing for a folder of classes."""
     root = Path(data.path)
     path = table_in(root) if root.is_dir() else root
@@ -209,7 +212,13 @@ def _further_columns(data: DataParams) -> tuple[dict[str, pa.Array], dict[int, i
     names = [name for name in column_names(path) if name not in taken and name]
     raw = read_raw_table(path, names or [data.target_column])
     places = {number: place for place, number in enumerate(raw.numbers.tolist())}
-    return {name: _cells(raw.columns[name]) for name in names if raw.columns[name].stored != "other"}, places
+    columns = {name: raw.columns[name] for name in names}
+    joined.left_out += [_unread(column) for column in columns.values() if column.stored == "other"]
+    return {name: _cells(column) for name, column in columns.items() if column.stored != "other"}, places
+
+
+def _unread(column: RawColumn) -> str:
+    return f"the column {column.name!r}, whose type {column.arrow_type} no reader takes"
 
 
 def _join_tables(data: DataParams, collected: Path, out: Path) -> Joined:
@@ -219,30 +228,32 @@ def _join_tables(data: DataParams, collected: Path, out: Path) -> Joined:
     missing = [name for name in (*inputs, data.target_column) if name not in old.columns or name not in new.columns]
     if missing:
         raise DataError(f"{data.path} and {collected} do not both have the columns {', '.join(missing)}; they cannot be joined.")
-    booleans = {name for name in inputs if new.columns[name].stored == "boolean"}
-    old_digests, new_digests = _digests(old, inputs, booleans), _digests(new, inputs, booleans)
+    kinds = {guess.name: guess.kind for guess in column_types({name: old.columns[name] for name in inputs}, data.columns)}
+    kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
+    old_digests, new_digests = _digests(old, kinds), _digests(new, kinds)
     truths = _truths(_cells(new.columns[data.target_column]), data)
-    labels = _truths(_cells(old.columns[data.target_column]), data)
+    own = _truths(_cells(old.columns[data.target_column]), data)
     known = _Collected(new_digests, truths, joined)
-    marks = _cells(old.columns[MARK]).to_pylist() if MARK in old.columns else [False] * len(labels)
+    marks = _cells(old.columns[MARK]).to_pylist() if MARK in old.columns else [False] * len(own)
     was_collected = [str(mark).lower() == "true" for mark in marks]
     labels = [
         known.truth_for(digest, label, str(number), was_collected=mark)
-        for digest, label, number, mark in zip(old_digests, labels, old.numbers.tolist(), was_collected, strict=True)
+        for digest, label, number, mark in zip(old_digests, own, old.numbers.tolist(), was_collected, strict=True)
     ]
     chosen = known.new
     joined.num_old, joined.num_added = len(labels), len(chosen)
+    added = _Added(chosen, [new_digests[place] for place in chosen], [truths[place] for place in chosen], labels)
     columns: dict[str, pa.Array] = {}
     for name, column in old.columns.items():
         if name == MARK:
             continue
         if column.stored == "other":
-            joined.left_out.append(f"the column {name!r}, whose type {column.arrow_type} no reader takes")
+            joined.left_out.append(_unread(column))
         elif name == data.target_column:
-            kind = pa.string() if is_classification(data.task) else pa.float64()
-            columns[name] = pa.array([*labels, *(truths[place] for place in chosen)], kind)
+            told = [cell if label == before else label for cell, before, label in zip(_cells(column).to_pylist(), own, labels, strict=True)]
+            columns[name] = _targets([*told, *added.truths], column, data)
         else:
-            columns[name] = _together(_cells(column), _of_collected(name, data, old, new, new_digests).take(pa.array(chosen, pa.int64())))
+            columns[name] = _together(_cells(column), _of_collected(name, data, old, new, added))
     columns[MARK] = pa.array([*was_collected, *[True] * len(chosen)])
     joined.left_out += [f"row {number} of {data.path}: {what}" for number, what in old.malformed]
     with files.new_file(out) as file:
@@ -250,30 +261,71 @@ def _join_tables(data: DataParams, collected: Path, out: Path) -> Joined:
     return joined
 
 
-def _of_collected(name: str, data: DataParams, old: RawTable, new: RawTable, digests: Sequence[bytes]) -> pa.Array:
-    """The collected rows' cells in a column of the old data.
+@dataclass(frozen=True)
+class _Added:
+    """The collected rows that are added: their places, digests and truths; and the labels of the old rows."""
 
-    Of a column that is no input, because it has one value or repeats an input, they are what the old rows have: otherwise it would tell
-    collected rows from others, and become an input by that.
+    places: list[int]
+    digests: list[bytes]
+    truths: list[str | float | None]
+    old_labels: list[str | float | None]
+
+
+def _of_collected(name: str, data: DataParams, old: RawTable, new: RawTable, added: _Added) -> pa.Array:
+    """The cells of the added rows in a column of the old data.
+
+    A column that is no input because of what its cells are goes on as it is: it has one value, repeats an input, names the classes or
+    counts the rows. Otherwise it would tell collected rows from others, and become an input by that.
     """
+    places, column = pa.array(added.places, pa.int64()), old.columns[name]
     if name in new.columns:
-        return _cells(new.columns[name])
-    num_rows, column = len(digests), old.columns[name]
+        return _cells(new.columns[name]).take(places)
     filled = {
-        data.group_column: [f"collected-{digest.hex()[:16]}" for digest in digests],
-        data.weight_column: [1.0] * num_rows,
-        data.split_column: ["train"] * num_rows,
+        data.group_column: [f"collected-{digest.hex()[:16]}" for digest in added.digests],
+        data.weight_column: [1.0] * len(places),
+        data.split_column: ["train"] * len(places),
     }
     if name in filled:
         return pa.array(filled[name])
-    if name != data.time_column and not is_row_index(name):
-        if len(column.values) == 1 and (column.codes >= 0).all():
-            return pa.array(column.values.to_pylist() * num_rows, column.values.type)
-        own = _values(column)
-        for other in new.columns:
-            if other != data.target_column and np.array_equal(_values(old.columns[other]), own):
-                return _cells(new.columns[other])
-    return pa.nulls(num_rows, column.values.type)
+    nothing = pa.nulls(len(places), column.values.type)
+    if name == data.time_column or is_row_index(name) or not len(old.numbers):
+        return nothing
+    if counts_rows(column):
+        last = typed_column(column, "number").cells[-1]
+        return pa.array([float(last) + step for step in range(1, len(places) + 1)], pa.float64())
+    typed, has_label = _typed(column, data), np.array([label is not None for label in added.old_labels])
+    if typed is None or not has_label.any():
+        return nothing
+    if constant_columns([typed], has_label):
+        return _cells(column).take(pa.array([int(np.argmax(has_label))] * len(places)))
+    for other in new.columns:
+        twin = _typed(old.columns[other], data) if other != data.target_column else None
+        if twin is not None and duplicate_columns([twin, typed], has_label):
+            return _cells(new.columns[other]).take(places)
+    if is_classification(data.task):
+        rows = np.flatnonzero(has_label)
+        names, classes = np.unique([str(added.old_labels[row]) for row in rows], return_inverse=True)
+        if tells_classes(typed.keys[rows], classes):
+            row_of = {str(label): int(rows[np.argmax(classes == number)]) for number, label in enumerate(names)}
+            return _cells(column).take(pa.array([row_of.get(str(truth)) for truth in added.truths], pa.int64()))
+    return nothing
+
+
+def _targets(cells: list[Any], old: RawColumn, data: DataParams) -> pa.Array:
+    """The target of all rows, so that the old rows' cells say what they said."""
+    if old.stored == "boolean" and {str(cell) for cell in cells} <= {"True", "False", "None"}:
+        return pa.array([None if cell is None else str(cell) == "True" for cell in cells], pa.bool_())
+    if is_classification(data.task):
+        return pa.array([None if cell is None else label_of(cell) for cell in cells], pa.string())
+    if any(isinstance(cell, str) for cell in cells):
+        return pa.array([_text(cell) for cell in cells], pa.string())
+    return pa.array(cells, pa.float64())
+
+
+def _typed(column: RawColumn, data: DataParams) -> TypedColumn | None:
+    """The column as `clean` reads it; None where it is ignored."""
+    (guess,) = column_types({column.name: column}, data.columns)
+    return None if guess.kind == "ignore" else typed_column(column, guess.kind)
 
 
 def _together(old: pa.Array, new: pa.Array) -> pa.Array:
@@ -283,11 +335,20 @@ def _together(old: pa.Array, new: pa.Array) -> pa.Array:
     return pa.concat_arrays([old, new])
 
 
-def _digests(table: RawTable, inputs: Sequence[str], booleans: Collection[str]) -> list[bytes]:
-    """Of each row by the values of its inputs."""
-    columns = [_in_one_word(table.columns[name]) if name in booleans else table.columns[name] for name in inputs]
+def _digests(table: RawTable, kinds: Mapping[str, str]) -> list[bytes]:
+    """Of each row by the values of its inputs, which are of these kinds."""
+    readers = {"boolean": _in_one_word, "date": _in_one_form}
+    columns = [readers[kind](table.columns[name]) if kind in readers else table.columns[name] for name, kind in kinds.items()]
     found, _ = row_digests(columns, np.arange(len(table.numbers)))
     return [digest.tobytes() for digest in found]
+
+
+def _in_one_form(column: RawColumn) -> RawColumn:
+    """A column of dates in whatever form of ISO 8601, as text: days since 1970 UTC."""
+    typed = typed_column(column, "date")
+    texts = [repr(float(days)) if state == GOOD else None for days, state in zip(typed.values[:-1], typed.states[:-1], strict=True)]
+    cells = [text or _text(cell) or "" for text, cell in zip(texts, column.values.to_pylist(), strict=True)]
+    return replace(column, stored="text", values=pa.array(cells, pa.string()))
 
 
 def _in_one_word(column: RawColumn) -> RawColumn:
@@ -303,17 +364,11 @@ def _cells(column: RawColumn) -> pa.Array:
     return cells if column.stored == "other" else cells.cast(_ARROW[column.stored])
 
 
-def _values(column: RawColumn) -> NDArray[np.object_]:
-    """(N,) the cells by value: "1", "1.0" and 1 are equal."""
-    distinct = [_number(cell) if _number(cell) is not None else cell for cell in column.values.to_pylist()]
-    return np.array([*distinct, None], object)[column.codes]
-
-
 def _truths(cells: Any, data: DataParams) -> list[str | float | None]:
     """Labels as `data.label_map` means them, or numbers; None where there is none, or none that is a number."""
     if is_classification(data.task):
-        texts = [_text(cell) for cell in cells.to_pylist()]
-        return [None if text is None else spelled(text, data.label_map)[0] for text in texts]
+        texts = [None if cell is None else label_of(cell).strip() for cell in cells.to_pylist()]
+        return [spelled(text, data.label_map)[0] if text else None for text in texts]
     return [_number(cell) for cell in cells.to_pylist()]
 
 

@@ -189,7 +189,7 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
 
 
 def _unreadable_parquet(path: Path, error: Exception) -> DataError:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return DataError(f"data.path {str(path)!r} is not a readable Parquet file: {text}. Write or copy the file again.")
 
 

@@ -3,6 +3,7 @@
 A file goes with the process, however that ends. The system may take the mapped pages back at any time.
 """
 
+import ctypes
 import math
 import mmap
 import os
@@ -18,7 +19,33 @@ from numpy.typing import NDArray
 
 _FOLDER = Path(".work/clean")
 _BATCH_ROWS = 1 << 14
+_BATCH_BYTES = 1 << 26  # far below 2^31, beyond which Arrow would not join a column of text into one piece
 _SMALLEST_FILE_BYTES = 1 << 20
+_SYSTEM = ctypes.CDLL(None, use_errno=True)
+_SYSTEM.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_SYSTEM.mmap.restype = ctypes.c_void_p
+_SYSTEM.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Mapping:
+    """The pages of a file, which may be closed: NumPy takes them as bytes, and keeps this as long as it needs them.
+
+    Python's own `mmap` would hold the descriptor of the file. A process may have few of these, and a wide
+    table has several maps for each column.
+    """
+
+    def __init__(self, file: IO[bytes], num_bytes: int) -> None:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        self._address = _SYSTEM.mmap(None, num_bytes, protection, mmap.MAP_SHARED, file.fileno(), 0)
+        if self._address == _FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._num_bytes, self._unmap = num_bytes, _SYSTEM.munmap
+        self.__array_interface__ = {"data": (self._address, False), "shape": (num_bytes,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        if self._address != _FAILED:
+            self._unmap(self._address, self._num_bytes)
 
 
 def scratch_file() -> IO[bytes]:
@@ -36,7 +63,7 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
         file.truncate(num_bytes)
         if hasattr(os, "posix_fallocate"):  # or a full disk would end the process when the array is filled
             os.posix_fallocate(file.fileno(), 0, num_bytes)
-        return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+        return np.asarray(_Mapping(file, num_bytes)).view(dtype).reshape(shape)
 
 
 def stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
@@ -46,7 +73,7 @@ def stored(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
             for batch in _large(batches, schema):
                 writer.write_batch(batch)
         file.flush()
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content = np.asarray(_Mapping(file, file.tell()))
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content))).read_all()
 
 
@@ -61,19 +88,21 @@ def stored_array(array: pa.Array) -> pa.Array:
 def _large(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The same rows in few batches, since each batch costs memory for its own description."""
     held: list[pa.RecordBatch] = []
-    num_rows = 0
+    num_rows = num_bytes = 0
     for batch in batches:
         held.append(batch)
         num_rows += batch.num_rows
-        if num_rows >= _BATCH_ROWS:
-            yield _joined(held, schema)
-            held, num_rows = [], 0
+        num_bytes += batch.nbytes
+        if num_rows >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
+            yield from _joined(held, schema)
+            held, num_rows, num_bytes = [], 0, 0
     if num_rows:
-        yield _joined(held, schema)
+        yield from _joined(held, schema)
 
 
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    return joined
 
 
 def gathered(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:

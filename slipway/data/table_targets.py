@@ -54,7 +54,7 @@ def _cells(raw: RawColumn, rows: NDArray[np.bool_], rule: str, expected: str) ->
 
 def _texts(raw: RawColumn, known: frozenset[str]) -> NDArray[np.object_]:
     """(U + 1,) text, None where it is missing; what is `known` is not missing, though its name be "none"."""
-    texts = [_label(value) for value in raw.values.to_pylist()]
+    texts = [label_of(value) for value in raw.values.to_pylist()]
     missing = is_missing(raw)
     return np.array([None if gone and text not in known else text for text, gone in zip(texts, missing, strict=True)] + [None], object)
 
@@ -63,7 +63,8 @@ def _is_none(values: NDArray[np.object_]) -> NDArray[np.bool_]:
     return np.array([value is None for value in values], np.bool_)
 
 
-def _label(value: str | float | bool) -> str:
+def label_of(value: str | float | bool) -> str:
+    """The class that a cell names."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)

@@ -16,7 +16,7 @@ from slipway import files
 from slipway.bundle import DataSource, Lineage
 from slipway.cores import num_cores
 from slipway.errors import SchemaError, UnavailableError
-from slipway.export.int8_arithmetic import int8_instructions
+from slipway.int8_arithmetic import int8_instructions
 from slipway.runtime import this_machine, why_unavailable
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "bentoml", "numpy", "pillow")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway import files
 from slipway.export.half_precision import LAYERS, between_layers, score_branch
-from slipway.export.int8_arithmetic import weight_bits
+from slipway.int8_arithmetic import weight_bits
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
@@ -147,7 +147,23 @@ def prepare(fp32: bytes, scratch: Path) -> Path:
     source, prepared = scratch / "source.onnx", scratch / "prepared.onnx"
     files.write_bytes(source, fp32)
     quant_pre_process(source, prepared, skip_symbolic_shape=True)
+    model = onnx.load(prepared)
+    _give_own_weights(model.graph)
+    files.write_bytes(prepared, model.SerializeToString())
     return prepared
+
+
+def _give_own_weights(graph: onnx.GraphProto) -> None:
+    """A copy of its weight for each layer that shares one: ONNX Runtime cannot take shared weights of int8 as uint8."""
+    weights, taken = {tensor.name: tensor for tensor in graph.initializer}, set[str]()
+    for node in graph.node:
+        for place, name in enumerate(node.input if node.op_type in LAYERS else ()):
+            if name in taken:
+                copy = graph.initializer.add()
+                copy.CopyFrom(weights[name])
+                copy.name = node.input[place] = f"{name}_of_{node.name}"
+            elif name in weights:
+                taken.add(name)
 
 
 def largest_batch(graph: bytes) -> int:

@@ -137,8 +137,7 @@ def _ticks(values: NDArray[np.float64]) -> list[float]:
     """About five round numbers, the first not above the smallest value, the last not below the largest."""
     low, high = float(values.min()), float(values.max())
     if low == high:
-        margin = abs(low) / 2 or 0.5
-        low, high = low - margin, high + margin
+        low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)  # no shares or counts below 0
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)

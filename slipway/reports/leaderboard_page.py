@@ -96,6 +96,8 @@ def _provider_sections(board: Leaderboard, provider: str, choice: Choice) -> lis
     answers = table(columns, [_answer_cells(line, board.task) for line in lines], numeric=[columns[1], *columns[4:]])
     outlier_columns = ["variant", "called outliers", "interval", "order of scores"]
     outliers = table(outlier_columns, [_outlier_cells(line) for line in lines], numeric=outlier_columns[1:])
+    if all(line.figures.outliers is None for line in lines):
+        outliers = join([outliers, paragraph("No row is called an outlier: the validation rows were too few for a threshold.", "note")])
     speed_columns = ["variant", "p50 ms", "p99 ms", "one row against fp32", "rows/s", "batch", "rows/s against fp32"]
     speed = table(speed_columns, [_speed_cells(line) for line in lines], numeric=speed_columns[1:])
     verdicts = table(["variant", "verdict"], [[line.variant, line.figures.verdict] for line in lines])
@@ -121,7 +123,7 @@ def _boxes(choice: Choice, task: Task) -> list[tuple[str, str, str]]:
 def _answer_cells(line: Line, task: Task) -> list[str]:
     figures = line.figures
     loss = figures.metric_loss
-    bounds = f"{loss_text(loss.value, task)} ({100 * loss.low + 0.0:.2f} to {100 * loss.high + 0.0:.2f})"
+    bounds = f"{loss_text(loss.value, task)} ({100 * loss.low:z.2f} to {100 * loss.high:z.2f})"
     return [
         line.variant,
         number(figures.metric.value),
@@ -200,7 +202,7 @@ def _told(attempts: Sequence[Attempt]) -> str:
 
 def loss_text(loss: float, task: Task) -> str:
     """Accuracy points, or the relative growth of the RMSE: 0.005 is "0.50 points", or "0.50 %"."""
-    return f"{100 * loss + 0.0:.2f} {'points' if is_classification(task) else '%'}"
+    return f"{100 * loss:z.2f} {'points' if is_classification(task) else '%'}"
 
 
 def times_text(ratio: Ratio) -> str:

@@ -244,7 +244,9 @@ def _timm_network(name: str, arguments: dict[str, Any], channels: int, num_outpu
     import timm
 
     if not timm.is_model(name):
-        raise ParamsError(f"train.network is 'timm/{name}', which timm {timm.__version__} lacks{_did_you_mean(name, timm.list_models())}")
+        raise ParamsError(
+            f"train.network is 'timm/{name}', which timm {timm.__version__} lacks{_did_you_mean(name, timm.list_models(), 'timm/')}"
+        )
     ours = sorted({"pretrained", "in_chans", "num_classes"} & set(arguments))
     if ours:
         raise ParamsError(f"train.network_arguments names {', '.join(ours)}, which Slipway sets itself from the data. Remove it.")
@@ -279,6 +281,6 @@ def _refusal(contract: InputContract, error: Exception) -> str:
     )
 
 
-def _did_you_mean(name: str, known: list[str]) -> str:
+def _did_you_mean(name: str, known: list[str], before: str) -> str:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+    return f"; did you mean {' or '.join(repr(before + each) for each in close)}?" if close else "."

@@ -1,9 +1,11 @@
 """The data of before and what was collected in one data set, as the readers of `data.path` find it."""
 
 import csv
+import math
 import shutil
 import tarfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,23 @@ def test_pictures_of_every_form_are_joined_and_none_is_lost_or_doubled(tmp_path:
     if form != "folder":
         assert sorted(table["site"].to_pylist()[:6]) == [f"s{seed}" for seed in OLD]
         assert table["site"].to_pylist()[6:] == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_a_column_that_no_reader_takes_is_left_out_and_said(tmp_path: Path, kind: str) -> None:
+    boxes = {"boxes": [[1, 2]] * 30, "label": ["cat", "dog"] * 15}
+    if kind == "images":
+        images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(30)], IMAGE_TYPE)
+        pq.write_table(pa.table({"image": images} | boxes), tmp_path / "old.parquet")
+        data, collected = data_params(tmp_path / "old.parquet"), collected_images(tmp_path / "a.parquet", {50: "cat"})
+    else:
+        pq.write_table(pa.table({"a": [float(7 * row % 31) for row in range(30)]} | boxes), tmp_path / "old.parquet")
+        pq.write_table(pa.table({"a": [0.5], "label": ["cat"]}), tmp_path / "a.parquet")
+        data, collected = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label"), tmp_path / "a.parquet"
+    joined = join(data, collected, tmp_path / "next.parquet")
+    (left_out,) = joined.left_out
+    assert "'boxes'" in left_out
+    assert "boxes" not in pq.read_table(tmp_path / "next.parquet").column_names
 
 
 def test_joined_again_nothing_is_doubled_and_a_newer_truth_counts(tmp_path: Path) -> None:
@@ -196,6 +215,76 @@ def test_a_table_is_joined_old_ids_stay_and_the_inputs_are_those_of_before(tmp_p
     assert len(joined_labels) == 32
     assert labels.items() < joined_labels.items()  # by the same ids, so that a stable split moves none of them
     assert pq.read_table(out)[MARK].to_pylist() == [False] * 30 + [True] * 2
+
+
+def joined_columns(tmp_path: Path, rows: list[dict[str, Any]], new: dict[str, list[Any]], **changes: Any) -> tuple[list[str], list[str]]:
+    """The inputs before and after some rows of other truths were joined to a table."""
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
+    pq.write_table(pa.table(new), tmp_path / "collected.parquet")
+    data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label", **changes)
+    join(data, tmp_path / "collected.parquet", tmp_path / "next.parquet")
+    before, after = cleaned(data), cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")}))
+    old, all_ids = (set(table.cleaned.rows["id"].to_pylist()) for table in (before, after))
+    assert old < all_ids
+    return [each.name for each in before.types], [each.name for each in after.types]
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (lambda row: ("a", "b")[row % 2], "other names of the classes"),
+        (lambda row: row + 5, "a counter of the rows"),
+        (lambda row: ("1", "1.0")[row % 2], "one value in two forms"),
+        (lambda row: math.nan if row % 5 == 0 else float(row % 4), "a twin with missing cells"),
+        (lambda row: ("true", "false")[row % 3 == 0], "a twin in other words"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_column_that_was_no_input_does_not_become_one_by_joining(tmp_path: Path, cells: Callable[[int], Any], reason: str) -> None:
+    rows = [
+        {
+            "a": (7 * row) % 61 + 0.5, "c": math.nan if row % 5 == 0 else float(row % 4), "yes": ("yes", "no")[row % 3 == 0],
+            "no input": cells(row), "label": str(row % 2),
+        }
+        for row in range(60)
+    ]  # fmt: skip
+    new: dict[str, list[Any]] = {"a": [0.25, 100.5], "c": [3.0, None], "yes": [True, False], "label": ["0", "1"]}
+    before, after = joined_columns(tmp_path, rows, new)
+    assert before == after == ["a", "c", "yes"], reason
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "label_map"),
+    [([True, False], ["True", "False"], {}), (["Cat", "dog"], ["cat", "dog"], {"Cat": "cat"}), ([0, 1], ["0", "1"], {})],
+    ids=["booleans", "spelling variants", "numbers"],
+)
+def test_the_old_rows_keep_classes_and_ids_whatever_the_classes_are_stored_as(
+    tmp_path: Path, labels: list[Any], told: list[str], label_map: dict[str, str]
+) -> None:
+    rows = [{"a": (7 * row) % 61 + 0.5, "b": float(row % 9), "label": labels[row % 2]} for row in range(60)]
+    joined_columns(tmp_path, rows, {"a": [0.25, 100.5], "b": [1.0, 2.0], "label": told}, label_map=label_map)
+    data = raw_files.data_params(tmp_path / "next.parquet", "table_classification", "label", label_map=label_map)
+    assert set(cleaned(data).cleaned.rows["label"].to_pylist()) == set(told)
+
+
+def test_old_rows_without_any_class_are_joined_as_well(tmp_path: Path) -> None:
+    rows = [{"a": (7 * row) % 61 + 0.5, "other": f"{row % 3}", "label": None} for row in range(60)]
+    pq.write_table(
+        pa.Table.from_pylist(rows, pa.schema([("a", pa.float64()), ("other", pa.string()), ("label", pa.string())])), tmp_path / "o.parquet"
+    )
+    pq.write_table(pa.table({"a": [0.25], "label": ["0"]}), tmp_path / "new.parquet")
+    data = raw_files.data_params(tmp_path / "o.parquet", "table_classification", "label")
+    assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 0, 0)
+
+
+def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
+    rows = [{"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)} for row in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
+    pq.write_table(
+        pa.table({"a": [0.5, 7.5], "day": ["2020-01-01T00:00:00Z", "2020-02-01"], "label": ["0", "1"]}), tmp_path / "new.parquet"
+    )
+    data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label")
+    assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 1, 0)
 
 
 def test_a_table_of_numbers_is_joined_with_its_targets(tmp_path: Path) -> None:

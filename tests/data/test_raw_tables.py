@@ -120,3 +120,11 @@ def test_a_type_without_a_kind_is_kept_as_other(tmp_path: Path) -> None:
     column = read_raw_table(tmp_path / "t.parquet").columns["list"]
     assert column.stored == "other"
     assert np.array_equal(column.codes, [-1, -1])
+
+
+def test_a_file_that_is_no_parquet_is_named_in_sentences(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 and nothing that is Parquet")
+    with pytest.raises(DataError, match="is not a readable Parquet file") as refused:
+        read_raw_table(path)
+    assert ".." not in str(refused.value).replace(str(path), "")

@@ -1,5 +1,6 @@
 """Tables in files without names: what goes in comes back, in any order, and little of it stays in memory."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipway.data.scratch_tables import first_bytes, gathered, numbers, stored
+from slipway.data import scratch_tables
+from slipway.data.scratch_tables import first_bytes, gathered, numbers, scratch_array, stored, stored_array
 
 SCHEMA = pa.schema([("number", pa.int32()), ("name", pa.string()), ("digest", pa.binary(4)), ("flags", pa.list_(pa.string()))])
 
@@ -33,6 +35,42 @@ def test_batches_come_back_as_one_table(tmp_path: Path, monkeypatch: pytest.Monk
     assert table["name"].num_chunks == 3
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [], "the file has no name"
     assert stored(iter([]), SCHEMA).equals(SCHEMA.empty_table())
+
+
+def test_rows_with_large_cells_are_written_before_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scratch_tables, "_BATCH_BYTES", 100_000)
+    rows = [{"name": chr(97 + row) * 40_000} for row in range(10)]
+    schema = pa.schema([("name", pa.string())])
+    table = stored((pa.RecordBatch.from_pylist([row], schema) for row in rows), schema)
+    assert table.to_pylist() == rows
+    assert table["name"].num_chunks == 4  # of three rows, three, three and one
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see what is open")
+def test_however_many_arrays_there_are_no_file_stays_open_and_each_goes_with_its_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def num_open() -> tuple[int, int]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return len(list(Path("/proc/self/fd").iterdir())), sum(str(tmp_path) in line for line in maps)
+
+    files, _ = num_open()
+    arrays = [scratch_array((1 << 17,), np.int64) for _ in range(30)]
+    tables = [stored_array(pa.array(np.arange(1 << 17) + number)) for number in range(30)]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    views = [array[5:7] for array in arrays]
+    del array, arrays
+    assert num_open()[0] == files
+    assert num_open()[1] > 0
+    assert [view.tolist() for view in views] == [[number, number] for number in range(30)], "a view keeps the whole"
+    assert [table[7].as_py() for table in tables] == list(range(7, 37))
+    del views, tables
+    assert num_open() == (files, 0)
 
 
 @pytest.mark.parametrize("rows", [[5, 39_999, 0, 33_000, 5], [], list(range(39_999, -1, -1))], ids=["some", "none", "all"])

@@ -229,6 +229,19 @@ def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(tmp_path: 
     assert all(word in str(raised.value) for word in words)
 
 
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_a_csv_without_a_line_is_called_empty(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match="is empty, expected a header and rows"):
+        read(tmp_path / "a.csv")
+
+
+def test_empty_lines_before_the_header_of_a_csv_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(picture(1))
+    (tmp_path / "a.csv").write_text("\nimage,label\n1.png,cat\n")
+    assert [(sample.source, sample.label) for sample in read(tmp_path / "a.csv")] == [("0:1.png", "cat")]
+
+
 def test_a_link_that_leads_back_is_refused_and_does_not_loop(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     (tmp_path / "cat" / "again").symlink_to(tmp_path)

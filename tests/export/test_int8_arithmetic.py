@@ -4,13 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from slipway.export.int8_arithmetic import int8_instructions, weight_bits
+from slipway import runtime
 from slipway.export.lineage import describe_hardware
 from slipway.export.quantization import CPU, TENSORRT, Scheme, StaticQuantizer, dynamic_graph
+from slipway.int8_arithmetic import int8_instructions, weight_bits
 from slipway.runtime import open_onnx
 from tests.export.test_quantization import ROWS, WIDTH, graph, mlp
 
@@ -71,10 +73,26 @@ def test_a_graph_with_weights_of_8_bits_from_another_machine_does_not_saturate(s
     assert error(open_onnx(wide, variant="int8", precision="int8", provider="cpu", num_threads=1).run(rows).outputs, rows, fp32) < 0.02
 
 
+@pytest.mark.parametrize("bits", [7, 8])
+def test_onnx_runtime_is_asked_not_to_saturate_where_it_would_and_not_to_lose_speed_where_it_would_not(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "weight_bits", lambda: bits)
+    asked: list[tuple[str, str]] = []
+    options = onnxruntime.SessionOptions
+
+    class Options(options):  # type: ignore[misc, valid-type]
+        def add_session_config_entry(self, key: str, value: str) -> None:
+            asked.append((key, value))
+            super().add_session_config_entry(key, value)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    open_onnx(mlp(), variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    assert (("session.x64quantprecision", "1") in asked) == (bits == 7)
+
+
 @pytest.mark.skipif(weight_bits() == 8, reason="this machine's int8 products do not saturate")
 def test_without_the_runtimes_setting_it_would(tmp_path: Path) -> None:
-    import onnxruntime
-
     fp32, rows = large_sums()
     session = onnxruntime.InferenceSession(StaticQuantizer(fp32, rows, tmp_path, CPU, 8).graph(), providers=["CPUExecutionProvider"])
     assert error(session.run(["value"], {"row": rows})[0], rows, fp32) > 0.1

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from slipway import runtime
 from slipway.export.int8_search import search
 from slipway.export.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, why_not_dynamic
 from slipway.reports.leaderboard_page import loss_of
@@ -143,6 +144,16 @@ def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stay
     runner = open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
     exact = runner.run(rows).outputs
     assert np.abs(answers(StaticQuantizer(fp32, rows, tmp_path, CPU).graph(), rows) - exact).max() < 0.05 * exact.max()
+
+
+def test_layers_that_share_a_weight_are_loaded_where_int8_is_taken_as_uint8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(2).normal(size=(80, 4, 6, 6)).astype(np.float32)
+    monkeypatch.setattr(runtime, "weight_bits", lambda: 7)  # as on x86 without VNNI
+    exact = open_onnx(residual_block(), variant="fp32", precision="fp32", provider="cpu", num_threads=1).run(rows).outputs
+    for scheme in (CPU, TENSORRT):
+        (tmp_path / str(scheme.is_symmetric)).mkdir()
+        found = answers(StaticQuantizer(residual_block(), rows, tmp_path / str(scheme.is_symmetric), scheme).graph(), rows)
+        assert np.abs(found - exact).max() < 0.05 * exact.max()
 
 
 def test_the_first_way_within_the_budget_is_taken(tmp_path: Path) -> None:

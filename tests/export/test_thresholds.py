@@ -8,6 +8,7 @@ from slipway.export.thresholds import own_thresholds
 from slipway.export.variants import run_in_batches
 from slipway.runtime import open_onnx
 from slipway.training.calibrating import fitting_half
+from slipway.training.row_selection import select
 from tests.export.conftest import RESAMPLING, Project
 
 
@@ -43,3 +44,10 @@ def test_in_a_bundle_int8_has_its_own_and_the_others_the_networks(classifier: Pr
             assert own is not None
             assert (own.temperature, own.outlier.statistics_sha256) == (shared.temperature, shared.outlier.statistics_sha256)
             assert own.conformal.threshold != shared.conformal.threshold
+
+
+def test_without_a_row_that_nothing_was_fitted_on_nothing_is_promised(classifier: Project) -> None:
+    calibration, val = classifier.calibration(), classifier.split("val")
+    fitted = np.flatnonzero(fitting_half(val.keys, RESAMPLING.seed))
+    few = select([val], fitted, classifier.bundle().manifest.input.shape)
+    assert own_thresholds(classifier.bundle().model_bytes("int8"), calibration, classifier.task, few, RESAMPLING.seed) == calibration

@@ -67,6 +67,17 @@ def test_the_text_has_what_was_asked_for_and_what_came_out(board: Leaderboard) -
     assert re.search(r"^fp16 .* 1\.23 +4,320", text, re.MULTILINE), "a p99 of too few calls is left empty"
 
 
+def test_a_gain_too_small_to_be_shown_is_no_loss_of_minus_nothing(board: Leaderboard) -> None:
+    found = figures(-1e-6, 1.0, "the reference")
+    lines = [line.model_copy(update={"figures": found}) for line in board.lines]
+    board = board.model_copy(update={"lines": lines})
+    assert "-0.00" not in leaderboard_page(board) + leaderboard_text(board)
+
+
+def test_where_no_row_is_called_an_outlier_the_page_says_why(board: Leaderboard) -> None:
+    assert "too few for a threshold" in leaderboard_page(board)
+
+
 def test_a_variant_that_loses_the_order_of_outlier_scores_is_named(board: Leaderboard) -> None:
     share = {"value": 0.992, "low": 0.972, "high": 0.998, "confidence": 0.95, "rows": 260}
 

@@ -184,6 +184,12 @@ def test_a_chart_keeps_every_mark_inside_its_frame(values: list[float]) -> None:
         assert all(0 <= x <= 480 and 0 <= y <= 280 for x, y in places)
 
 
+def test_a_chart_of_nothing_but_zeros_has_no_axis_below_zero() -> None:
+    drawing = charts.line_chart([Series("score", [0.1, 0.5, 1.0], [0.0, 0.0, 0.0])], "share of rows answered", "error rate")
+    assert not re.search(r">[-\u2212]\d", drawing)
+    assert re.search(r">-\d", charts.line_chart([Series("a", [0.0, 1.0], [-2.0, -2.0])], "x", "y")), "the twin"
+
+
 def test_a_histogram_has_one_bar_for_each_filled_bin_as_high_as_its_count() -> None:
     root = xml.etree.ElementTree.fromstring(charts.histogram([0.0, 0.0, 0.0, 10.0], "x", num_bins=10))
     heights = [float(bar.attrib["height"]) for bar in root.iter("rect")]

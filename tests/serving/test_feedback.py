@@ -1,6 +1,7 @@
 """`POST /feedback`: truths are read strictly, joined to what was predicted, counted once, and become true quality."""
 
 import asyncio
+import shlex
 import sqlite3
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.endpoints.feedback import routes
 from serving.inference import Inference
 from serving.watching import feedback as telling
 from serving.watching import store as stores
@@ -185,7 +187,39 @@ def test_what_is_no_json_is_refused(make_settings: MakeSettings, body: bytes) ->
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         error = error_of(await client.post("/feedback", content=body, headers={"content-type": "application/json"}))
         assert error["code"] in ("malformed_json", "too_many_rows")
-        assert error_of(await client.post("/feedback", content=body, headers=PNG))["code"] == "unsupported_media_type"
+
+    run(make_settings(), work)
+
+
+def test_what_is_declared_to_be_no_json_is_answered_with_what_a_truth_looks_like(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        error = error_of(await client.post("/feedback", content=b"{}", headers=PNG))
+        assert error["code"] == "unsupported_media_type"
+        assert '"truth"' in error["message"]
+        assert "row" not in error["message"]  # which is what /predict takes
+
+    run(make_settings(), work)
+
+
+@pytest.mark.parametrize(("truth", "shown"), [(7, "found 7,"), (["dark"], 'found ["dark"],'), (True, "found true,")])
+def test_a_number_is_not_shown_as_if_it_were_a_text(make_settings: MakeSettings, truth: Any, shown: str) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        error = error_of(await client.post("/feedback", json={"request_id": "a", "truth": truth}))
+        assert shown in error["message"]
+
+    run(make_settings(), work)
+
+
+@pytest.mark.parametrize("is_number", [False, True], ids=["labels", "numbers"])
+def test_the_example_that_the_documentation_shows_is_taken(certified: Path, make_settings: MakeSettings, is_number: bool) -> None:
+    if is_number:
+        certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        describe = routes(inference)["/feedback"].describe
+        assert describe is not None
+        *_, body = shlex.split(describe(inference.require_model().bundle.manifest).example)
+        assert (await client.post("/feedback", content=body, headers={"content-type": "application/json"})).status_code == 202
 
     run(make_settings(), work)
 

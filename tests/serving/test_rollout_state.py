@@ -313,6 +313,7 @@ def test_an_order_has_to_be_json_so_that_no_page_elsewhere_can_send_it(make_sett
     async def work(client: Any, inference: Inference) -> None:
         response = await client.post("/rollout", content=b'{"command": "reset"}', headers={"content-type": "text/plain"})
         assert error_of(response)["code"] == "unsupported_media_type"
+        assert '"command"' in error_of(response)["message"]
 
     run(make_settings(), work)
 

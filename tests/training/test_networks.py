@@ -81,7 +81,7 @@ def test_an_unknown_argument_gets_a_did_you_mean_and_every_mistake_is_named() ->
     ("changes", "text"),
     [
         ({"name": "small_resnt"}, "expected 'small_resnet' or 'timm/NAME'"),
-        ({"name": "timm/resnet18x", "arguments": {}}, "did you mean 'resnet18'"),
+        ({"name": "timm/resnet18x", "arguments": {}}, "did you mean 'timm/resnet18'"),
         ({"name": "timm/resnet18", "arguments": {"pretrained": True}}, "Slipway sets itself"),
         ({"name": "timm/resnet18", "arguments": {"nonsense": 1}}, "nonsense"),
         ({"name": "timm/vit_tiny_patch16_224", "arguments": {}}, "precompute.image_size_px"),
