@@ -89,12 +89,23 @@ def finished_rows(folder: Path) -> set[int]:
     return {number for marker in markers for number in json.loads(marker.read_text())["numbers"]}
 
 
-@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
-def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path: Path, encoding: str) -> None:
+@pytest.fixture(name="split_images", scope="module")
+def _split_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 3000 pictures in `images`, cleaned and split; to be read and copied."""
+    folder = tmp_path_factory.mktemp("split")
     classes = {label: [picture(10_000 * number + seed, 32) for seed in range(1500)] for number, label in enumerate("ab")}
-    write_folder(tmp_path / "images", classes)
-    prepare(tmp_path, tmp_path / "images", precompute__image_size_px=160, precompute__channels=3, precompute__encoding=encoding)
-    run(tmp_path, "clean", "split", "precompute")
+    write_folder(folder / "images", classes)
+    prepare(folder, folder / "images")
+    run(folder, "clean", "split")
+    return folder
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path: Path, split_images: Path, encoding: str) -> None:
+    shutil.copytree(split_images / "data", tmp_path / "data")
+    changes = {"precompute__image_size_px": 160, "precompute__channels": 3, "precompute__encoding": encoding}
+    prepare(tmp_path, split_images / "images", **changes)
+    run(tmp_path, "precompute")
     packed = tmp_path / "data" / "packed"
     expected = digests(tmp_path, "data/packed")
     shutil.rmtree(packed)
