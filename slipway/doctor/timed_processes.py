@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ Found = TypeVar("Found", bound=Contract)
 
 @dataclass(frozen=True)
 class Project:
-    """What trainings are measured on: the params, where their data is, and the command that measures one."""
+    """What trainings are measured on: the params, where their data is, and the command that measures one and how it is started."""
 
     params: Params
     packed: Path
@@ -40,6 +40,7 @@ class Project:
     root: Path
     scratch: Path
     command: Sequence[str] = field(default=COMMAND)
+    start: Callable[..., Any] = field(default=subprocess.Popen)
 
 
 class Measured:
@@ -64,7 +65,7 @@ class Measured:
             old.unlink()
         files.write_json(self._folder / "request.json", self._request.model_dump(mode="json"))
         with (self._folder / "output.log").open("w") as log:
-            self._process = subprocess.Popen(
+            self._process = self._project.start(
                 [*self._project.command, str(self._folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         return self

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from dvclive.fabric import DVCLiveLogger as FabricDVCLiveLogger
 from dvclive.lightning import DVCLiveLogger
 from dvclive.live import Live
 from pytorch_lightning.callbacks import TQDMProgressBar
@@ -61,6 +62,16 @@ class EpochLines(pl.Callback):
         self._first_step, self._figures = trainer.global_step, {}
 
 
+class _EpochLogger(DVCLiveLogger):
+    """DVCLive's logger without its search of the call stack for a caller in Lightning, which took longer than a short epoch (dvclive 3.49).
+
+    None of those callers logs here: all that is logged comes from `_log`.
+    """
+
+    def log_metrics(self, metrics: Mapping[str, int | float | str], step: int | None = None, sync: bool | None = False) -> None:
+        FabricDVCLiveLogger.log_metrics(self, metrics, step, sync)
+
+
 class _Bar(TQDMProgressBar):
     """Lightning's bar, with the figures of the last step that was logged."""
 
@@ -91,7 +102,7 @@ def loggers(live: Path) -> list[Logger]:
         dvclive = Live(dir=str(live), save_dvc_exp=False, dvcyaml=None, report=None)
     except SCMError as error:
         raise UnavailableError(f"DVCLive cannot log in this git repository: {error}. Make its first commit: git commit.") from error
-    return [DVCLiveLogger(experiment=dvclive)]
+    return [_EpochLogger(experiment=dvclive)]
 
 
 def log_finished(live: Path, history: list[dict[str, float]]) -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ import yaml
 from slipway import files
 from slipway.data.augmentation import open_augmented
 from slipway.data.packed import open_split, read_manifest
+from tests import warm_starts
 from tests.data.pictures import picture, write_folder
 
 ROOT = Path(__file__).parents[2]
@@ -35,28 +35,30 @@ def prepare(folder: Path, data_path: Path, **changes: Any) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
 
 
-def start(folder: Path, stage: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", f"stages.{stage}"]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def ended(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
+    """The stage, run to its end."""
+    return warm_starts.run([f"stages.{stage}"], folder, environment(), timeout=300)
 
 
 def run(folder: Path, *stages: str) -> str:
     """What the last of the stages wrote to stderr, all of them having succeeded."""
     errors = ""
     for stage in stages:
-        process = start(folder, stage)
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
+        done = ended(folder, stage)
+        errors = done.stderr
+        assert done.returncode == 0, errors
     return errors
 
 
 def refusal(folder: Path, stage: str) -> str:
-    process = start(folder, stage)
-    _, errors = process.communicate()
-    assert process.returncode == 1
-    assert "Traceback" not in errors
-    return errors
+    done = ended(folder, stage)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 def digests(folder: Path, *names: str) -> dict[str, str]:
@@ -87,22 +89,32 @@ def finished_rows(folder: Path) -> set[int]:
     return {number for marker in markers for number in json.loads(marker.read_text())["numbers"]}
 
 
-@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
-def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path: Path, encoding: str) -> None:
+@pytest.fixture(name="split_images", scope="module")
+def _split_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 3000 pictures in `images`, cleaned and split; to be read and copied."""
+    folder = tmp_path_factory.mktemp("split")
     classes = {label: [picture(10_000 * number + seed, 32) for seed in range(1500)] for number, label in enumerate("ab")}
-    write_folder(tmp_path / "images", classes)
-    prepare(tmp_path, tmp_path / "images", precompute__image_size_px=160, precompute__channels=3, precompute__encoding=encoding)
-    run(tmp_path, "clean", "split", "precompute")
+    write_folder(folder / "images", classes)
+    prepare(folder, folder / "images")
+    run(folder, "clean", "split")
+    return folder
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path: Path, split_images: Path, encoding: str) -> None:
+    shutil.copytree(split_images / "data", tmp_path / "data")
+    changes = {"precompute__image_size_px": 160, "precompute__channels": 3, "precompute__encoding": encoding}
+    prepare(tmp_path, split_images / "images", **changes)
+    run(tmp_path, "precompute")
     packed = tmp_path / "data" / "packed"
     expected = digests(tmp_path, "data/packed")
     shutil.rmtree(packed)
     killed, seen = 0, [0]
     while killed < 3:
-        process = start(tmp_path, "precompute")
-        while process.poll() is None and len(finished_rows(tmp_path)) <= seen[-1]:
-            time.sleep(0.005)
-        process.kill()
-        process.communicate()
+        with warm_starts.start(["stages.precompute"], tmp_path, environment()) as process:
+            while process.poll() is None and len(finished_rows(tmp_path)) <= seen[-1]:
+                time.sleep(0.005)
+            process.kill()
         if process.returncode != -signal.SIGKILL:
             break
         assert not packed.exists()
@@ -121,11 +133,10 @@ def test_jpeg_says_where_pixels_would_be_smaller(tmp_path: Path, size_px: int, s
     write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
     prepare(tmp_path, tmp_path / "images", precompute__encoding="jpeg", precompute__image_size_px=size_px)
     run(tmp_path, "clean", "split")
-    process = start(tmp_path, "precompute")
-    printed, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert "training images as JPEG take" in printed
-    assert ("precompute.encoding raw is smaller here" in printed) is says_so
+    done = ended(tmp_path, "precompute")
+    assert done.returncode == 0, done.stderr
+    assert "training images as JPEG take" in done.stdout
+    assert ("precompute.encoding raw is smaller here" in done.stdout) is says_so
 
 
 TRANSFORM = """
@@ -176,8 +187,7 @@ def test_too_much_bad_data_fails_and_keeps_the_list_for_the_user(tmp_path: Path)
 def test_the_line_at_the_end_adds_up(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"a": [picture(1), picture(2), picture(1), b"words"], "b": [picture(3), picture(4), picture(3)]})
     prepare(tmp_path, tmp_path / "images", clean__max_bad_share=0.5)
-    process = start(tmp_path, "clean")
-    assert "read 7, kept 4, bad 1, duplicates 2" in process.communicate()[0]
+    assert "read 7, kept 4, bad 1, duplicates 2" in ended(tmp_path, "clean").stdout
 
 
 def test_an_image_that_changed_after_cleaning_is_refused_by_name(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 
 
 SLOW = "import time\n\n\ndef wait(image):\n    time.sleep(0.02)\n    return image\n"
 NAME = "waits_for_a_server.crop:wait"
-NUM_WORKERS, NUM_ROUNDS = 4, 5
+NUM_WORKERS, NUM_ROUNDS = 4, 3
 AHEAD = NUM_WORKERS * 2 * 16  # images on their way: two chunks of 16 for each worker (`slipway.data.parallel`, `filling`)
 NUM_TIMED = {1: 48, NUM_WORKERS: 192}
 NUM_IMAGES = 2 * AHEAD + NUM_TIMED[NUM_WORKERS]

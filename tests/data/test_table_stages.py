@@ -14,7 +14,7 @@ from slipway import files
 from slipway.data.packed import open_split, read_manifest
 from slipway.network_arguments import STARTS
 from tests.data.raw_files import numbered_csv, write_csv
-from tests.data.test_data_stages import ROOT, digests, prepare, refusal, run, start
+from tests.data.test_data_stages import ROOT, digests, ended, prepare, refusal, run
 
 pytestmark = pytest.mark.slow
 WINE = ROOT / "data" / "demo" / "wine.csv"
@@ -117,6 +117,4 @@ def test_what_has_no_effect_on_a_table_is_named(tmp_path: Path) -> None:
     params["precompute"] |= {"encoding": "jpeg", "train_size_px": 64}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     run(tmp_path, "clean", "split")
-    process = start(tmp_path, "precompute")
-    output, _ = process.communicate()
-    assert "without effect here are encoding jpeg, train_size_px" in output
+    assert "without effect here are encoding jpeg, train_size_px" in ended(tmp_path, "precompute").stdout

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from slipway.doctor.diagnosis import Diagnosis
 from slipway.doctor.doctor import examine, prove
 from slipway.doctor.timed_processes import Measured, Project
 from slipway.params import load_params
+from tests import warm_starts
 from tests.training.conftest import ROOT, write_project
 
 pytestmark = pytest.mark.slow
@@ -24,7 +26,13 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def _project(root: Path, kind: str = "", **train: object) -> Project:
     write_project(root, **{"batch_size": 4, **train})
     command = [sys.executable, "-m", "tests.doctor.slowed_run", kind] if kind else [sys.executable, "-m", "slipway.doctor.timed_run"]
-    return Project(load_params(root / "params.yaml"), root / "data/packed", root / "data/augmented", root, root / "scratch", command)
+    places = (root / "data/packed", root / "data/augmented", root, root / "scratch")
+    return Project(load_params(root / "params.yaml"), *places, command, _started)
+
+
+def _started(command: list[str], stdout: IO[str], stderr: IO[str], **_: Any) -> warm_starts.Process:
+    """`python -m MODULE FOLDER` without the seconds that importing takes, five times in a test."""
+    return warm_starts.Process(command[2:], Path(), dict(os.environ), stdout.fileno(), stderr.fileno(), new_session=True)
 
 
 def _examined(root: Path, kind: str) -> tuple[Project, Diagnosis]:

@@ -1,10 +1,12 @@
-"""One run of the whole pipeline, shared by all tests of this folder."""
+"""Two runs of the whole pipeline, on pictures and on a table, shared by all tests of this folder."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.project import Project, copy_checkout, draw_shapes, readme_params
+from tests.end_to_end.project import Project, copy_checkout, draw_shapes, readme_params, wait_until_ready
 
 # Two DeepSpeed processes on few rows: the budgets allow one of the ten test rows to flip.
 SMALL: dict[str, dict[str, Any]] = {
@@ -27,10 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A fresh copy of the checkout with 64 pictures, three of them joined by a bad file each; nothing has run yet."""
-    project = copy_checkout(tmp_path_factory.mktemp("project"))
+def _write_pictures(project: Project) -> None:
     own = project.path / "data" / "own"
     draw_shapes(own)
     (own / "ring" / "notes.png").write_text("this is not a picture")
@@ -39,21 +38,53 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.set_params(SMALL)
     # A circle moved by a pixel is a near duplicate of the other circles: too few units would be left to split.
     project.set_value("clean.rules.near_duplicate", "off")
-    return project
 
 
-@pytest.fixture(scope="session")
-def finished(project: Project) -> Project:
-    """The same project after `dvc repro`."""
-    (project.path / ".work" / "repro.log").write_text(project.shell("dvc repro"))
-    return project
-
-
-@pytest.fixture(scope="session")
-def finished_table(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A fresh copy of the checkout after `dvc repro` on the embedded table, with the params that the README shows for it."""
-    project = copy_checkout(tmp_path_factory.mktemp("table"))
+def _write_table(project: Project) -> None:
     project.set_params(readme_params()[1])
     project.set_params({"evaluate": {"slices": ["alcohol", "hue"], "slice_min_rows": 5}})
-    (project.path / ".work" / "repro.log").write_text(project.shell("dvc repro"))
-    return project
+
+
+WRITERS = {"finished": _write_pictures, "finished_table": _write_table}  # by the name of their fixture
+
+
+@pytest.fixture(scope="session")
+def both_finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Project]:
+    """The two projects, or the one that tests ask for, after `dvc repro`; side by side, as each mostly keeps one core busy."""
+    asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    projects = {name: copy_checkout(tmp_path_factory.mktemp(name)) for name in WRITERS if name in asked}
+    for name, project in projects.items():
+        WRITERS[name](project)
+    with ThreadPoolExecutor() as threads:
+        said = list(threads.map(lambda project: project.shell("dvc repro"), projects.values()))
+    for project, log in zip(projects.values(), said, strict=True):
+        (project.path / ".work" / "repro.log").write_text(log)
+    return projects
+
+
+@pytest.fixture(scope="session")
+def finished(both_finished: dict[str, Project]) -> Project:
+    """64 pictures, three of them joined by a bad file each, in a fresh copy of the checkout after `dvc repro`."""
+    return both_finished["finished"]
+
+
+@pytest.fixture(scope="session")
+def finished_table(both_finished: dict[str, Project]) -> Project:
+    """The embedded table with the params that the README shows for it, in a fresh copy of the checkout after `dvc repro`."""
+    return both_finished["finished_table"]
+
+
+@pytest.fixture(scope="package")
+def service(finished: Project) -> Iterator[str]:
+    """The address of the service of the pictures' project as `bentoml serve` starts it, ready, for tests that only ask it."""
+    with finished.service() as address:
+        wait_until_ready(address)
+        yield address
+
+
+@pytest.fixture(scope="package")
+def table_service(finished_table: Project) -> Iterator[str]:
+    """The same of the table's project."""
+    with finished_table.service() as address:
+        wait_until_ready(address)
+        yield address

@@ -47,9 +47,10 @@ class Project:
         return answer.stdout
 
     def environment(self) -> dict[str, str]:
-        """The caller's variables, with a home that must stay empty and an author for commits."""
+        """The caller's variables, with a home that must stay empty and an author for commits; bytecode is kept, as for a user."""
         author = {f"GIT_{role}_{part}": "end-to-end" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
-        return {**os.environ, **author, "HOME": str(self.path / ".work" / "home")}
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return {**inherited, **author, "HOME": str(self.path / ".work" / "home")}
 
     def set_params(self, changes: dict[str, dict[str, Any]]) -> None:
         """Change keys of params.yaml, section by section."""

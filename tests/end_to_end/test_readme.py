@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slipway.params import parse_params
-from tests.end_to_end.project import Project, readme_params, wait_until_ready
+from tests.end_to_end.project import Project, readme_params
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # These two build and test everything, this test included: .ci/run runs them.
@@ -62,21 +62,17 @@ def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_bef
 
 
 @pytest.mark.slow
-def test_the_servers_start_and_the_curl_line_gets_a_prediction(finished: Project, readme: str) -> None:
+def test_the_servers_start_and_the_curl_line_gets_a_prediction(finished: Project, service: str, readme: str) -> None:
     curl = next(line for line in commands(readme) if line.startswith("curl -F"))
     assert set(commands(readme)) >= SERVERS
-    with finished.service("bentoml serve") as address:
-        wait_until_ready(address)
-        answer = finished.shell(curl.replace("http://127.0.0.1:3000", address))
+    answer = finished.shell(curl.replace("http://127.0.0.1:3000", service))
     assert '"label"' in answer
 
 
 @pytest.mark.slow
-def test_the_curl_line_for_a_row_gets_a_prediction(finished_table: Project, readme: str) -> None:
+def test_the_curl_line_for_a_row_gets_a_prediction(finished_table: Project, table_service: str, readme: str) -> None:
     curl = next(line for line in commands(readme) if "application/json" in line)
-    with finished_table.service("bentoml serve") as address:
-        wait_until_ready(address)
-        answer = finished_table.shell(curl.replace("http://127.0.0.1:3000", address))
+    answer = finished_table.shell(curl.replace("http://127.0.0.1:3000", table_service))
     assert json.loads(answer[answer.index('{"label"') :].splitlines()[0])["label"] == "1"
 
 

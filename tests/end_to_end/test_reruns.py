@@ -36,11 +36,21 @@ READERS: dict[str, tuple[Any, set[str]]] = {
 }
 
 
-# `dvc status`, once for each content of params.yaml: DVC takes a second to be imported.
+# `dvc status`, once for each content of params.yaml: DVC takes a second to be imported. Another second goes to parsing YAML, the same
+# dvc.lock again and again and params.yaml for each stage, so equal texts are parsed once.
 STATUS_OF_EACH = """
 import json, sys
+from copy import deepcopy
 from pathlib import Path
 from dvc.repo import Repo
+from ruamel.yaml import YAML
+parse, parsed = YAML.load, {}
+def parse_once(self, text):
+    key = (text, *self.typ)
+    if key not in parsed:
+        parsed[key] = parse(self, text)
+    return deepcopy(parsed[key])
+YAML.load = parse_once
 for content in json.load(sys.stdin):
     Path("params.yaml").write_text(content)
     with Repo() as repo:

@@ -17,11 +17,9 @@ def first_picture(project: Project) -> Path:
     return sorted((project.path / "data" / "own" / "cross").glob("*.png"))[0]
 
 
-def test_the_service_answers_with_the_certified_model(finished: Project) -> None:
-    with finished.service() as address:
-        wait_until_ready(address)
-        answer = httpx.post(f"{address}/predict", files={"image": first_picture(finished).read_bytes()})
-        card = httpx.get(f"{address}/model").json()
+def test_the_service_answers_with_the_certified_model(finished: Project, service: str) -> None:
+    answer = httpx.post(f"{service}/predict", files={"image": first_picture(finished).read_bytes()})
+    card = httpx.get(f"{service}/model").json()
     assert answer.status_code == 200, answer.text
     content = answer.json()
     assert content["label"] == "cross"
@@ -30,18 +28,16 @@ def test_the_service_answers_with_the_certified_model(finished: Project) -> None
     assert card["execution"]["actual"]["provider"] == "cpu"
 
 
-def test_wrong_requests_get_one_error_shape_and_the_next_right_one_is_answered(finished: Project) -> None:
-    with finished.service() as address:
-        wait_until_ready(address)
-        wrong = [
-            httpx.post(f"{address}/predict", content=b"", headers={"content-type": "image/png"}),
-            httpx.post(f"{address}/predict", content=b"hello", headers={"content-type": "image/png"}),
-            httpx.post(f"{address}/predict", content=b"hello", headers={"content-type": "text/plain"}),
-            httpx.post(f"{address}/predict", json={"image": "http://127.0.0.1/a.png"}),
-            httpx.get(f"{address}/predict"),
-            httpx.get(f"{address}/nowhere"),
-        ]
-        right = httpx.post(f"{address}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
+def test_wrong_requests_get_one_error_shape_and_the_next_right_one_is_answered(finished: Project, service: str) -> None:
+    wrong = [
+        httpx.post(f"{service}/predict", content=b"", headers={"content-type": "image/png"}),
+        httpx.post(f"{service}/predict", content=b"hello", headers={"content-type": "image/png"}),
+        httpx.post(f"{service}/predict", content=b"hello", headers={"content-type": "text/plain"}),
+        httpx.post(f"{service}/predict", json={"image": "http://127.0.0.1/a.png"}),
+        httpx.get(f"{service}/predict"),
+        httpx.get(f"{service}/nowhere"),
+    ]
+    right = httpx.post(f"{service}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
     for answer in wrong:
         assert 400 <= answer.status_code < 500, answer.text
         assert set(answer.json()) == {"error"}
@@ -57,7 +53,7 @@ def test_a_bundle_with_one_changed_byte_is_never_ready(finished: Project, tmp_pa
     payload = bytearray(model.read_bytes())
     payload[len(payload) // 2] ^= 1
     model.write_bytes(payload)
-    with finished.service(SLIPWAY_BUNDLE=str(tampered)) as address:
+    with finished.service(SLIPWAY_BUNDLE=str(tampered), SLIPWAY_STATE=str(tmp_path / "state")) as address:
         ready = httpx.get(f"{address}/readyz")
         answer = httpx.post(f"{address}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
     assert ready.status_code == 503

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from slipway.training.costs import read_costs
 from slipway.training.job import PROJECT_PATHS
 from slipway.training.networks import build_network
 from slipway.training.strategies import Machine
+from tests import warm_starts
 from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec, write_project
 from tests.training.real_runs import environment, run_command
@@ -44,9 +46,13 @@ def plan(**train: Any) -> tuple[Plan, Params]:
     return make_plan(params, PROJECT_PATHS, NO_GPU, 0), params
 
 
-def run_plan(project: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "slipway.planning.plan", "--seconds", "2"]
-    return subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, timeout=120)
+def run_plan(project: Path, run: Callable[..., subprocess.CompletedProcess[str]] = warm_starts.run) -> subprocess.CompletedProcess[str]:
+    return run(["slipway.planning.plan", "--seconds", "2"], project, environment(), timeout=120)
+
+
+def run_fresh(command: list[str], folder: Path, variables: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """`python -m` in a process that holds nothing but what it needs: its memory is what is told."""
+    return subprocess.run([sys.executable, "-m", *command], cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.mark.slow
@@ -60,8 +66,7 @@ def run_plan(project: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_predicted_memory_is_what_real_steps_take(network: str, arguments: dict[str, Any], rows: int, precision: str) -> None:
-    command = [sys.executable, "-m", "tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    done = run_fresh(["tests.planning.measured_step", network, json.dumps(arguments), str(rows), precision], ROOT, environment(), 300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["allocated"] > 100e6  # so that it is no rounding that is compared
@@ -157,7 +162,7 @@ def test_after_a_training_the_plan_tells_its_own_error(tmp_path: Path) -> None:
     assert run_command(project).returncode == 0
     costs = read_costs(project / ".work/plan/costs.json")
     assert costs is not None
-    told = run_plan(project)
+    told = run_plan(project, run_fresh)
     assert told.returncode == 0, told.stderr
     assert "the last training of these params, in its first process" in told.stdout
     errors = {line[:18].strip(): float(line.split()[-1].rstrip("%")) / 100 for line in told.stdout.splitlines() if line.endswith("%")}

@@ -1,8 +1,6 @@
 """Proposals of a batch size and a learning rate, and the patch that carries them."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from slipway.params import load_params
 from slipway.params_file import changed_text, difference, propose
 from slipway.planning.batch_size_search import candidate_sizes, fastest, largest, search
 from slipway.planning.range_test import rate_at, run_range_test
+from tests import warm_starts
 from tests.training.conftest import ROOT, write_project
 from tests.training.real_runs import environment
 
@@ -110,10 +109,9 @@ def test_only_applying_writes(tmp_path: Path) -> None:
 def test_both_commands_propose_on_a_real_project_and_apply_when_asked(tmp_path: Path) -> None:
     project = write_project(tmp_path)
     before = (project / "params.yaml").read_text()
-    tune = [sys.executable, "-m", "slipway.planning.tuning"]
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([*tune, *arguments], cwd=project, env=environment(), capture_output=True, text=True, timeout=300)
+        done = warm_starts.run(["slipway.planning.tuning", *arguments], project, environment(), timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

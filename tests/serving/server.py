@@ -60,7 +60,9 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     }
     quick = {"drain_s": 0}  # nobody has to be told that it ends
     variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "PROMETHEUS_"))}
+    # Its two processes compile the checkout's code once, and not at every start, also where the caller keeps no bytecode.
+    left_out = ("SLIPWAY_", "PROMETHEUS_", "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return inherited | variables | {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
 
 

@@ -1,8 +1,7 @@
 """Validation metrics do not depend on the number of processes: every row is counted once."""
 
 import json
-import subprocess
-import sys
+import os
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from slipway.metrics import Resampling, classification_metrics, confusion_matrix, count_classes, scores_from_counts
+from tests import warm_starts
 from tests.training.conftest import ROOT
 from tests.training.counted_rows import CLASSES, NUM_ROWS, SIZES, answers, rows
 
@@ -20,8 +20,7 @@ Found = dict[str, dict[str, Any]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each file says."""
     folder = tmp_path_factory.mktemp("counted")
-    command = [sys.executable, "-m", "tests.training.counted_rows", str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ended = warm_starts.run(["tests.training.counted_rows", str(folder)], ROOT, dict(os.environ), timeout=300)
     assert ended.returncode == 0, ended.stderr
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 

@@ -16,6 +16,7 @@ from pytorch_lightning.strategies.launchers import subprocess_script
 from slipway.errors import IntegrityError, TrainingError
 from slipway.training.faults import explained, is_lost_peer
 from slipway.training.processes import told_once
+from tests import warm_starts
 from tests.training import test_table_runs
 from tests.training.real_runs import environment
 
@@ -114,9 +115,7 @@ def test_torchrun_ends_all_and_its_report_names_the_rank(project: Path, fault: s
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_not_mistaken_for_one_that_failed(project: Path) -> None:
-    with subprocess.Popen(
-        LIGHTNING, cwd=project, env={**environment(), "FAIL": "1:hang"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with warm_starts.start([MODULE], project, {**environment(), "FAIL": "1:hang"}) as process:
         assert process.stdout is not None
         assert any(line == "failing\n" for line in process.stdout)
         with pytest.raises(subprocess.TimeoutExpired):

@@ -8,6 +8,8 @@ import pytest
 
 from slipway.errors import UnavailableError
 from slipway.training.launchers import RELAUNCH, LaunchedEnvironment, cluster_environment, find_launch, relaunch
+from tests import warm_starts
+from tests.conftest import ROOT
 
 # What a process of rank 3 finds, the second one on the second of two nodes.
 ENVIRONMENTS = {
@@ -137,21 +139,11 @@ def test_torchrun_without_its_four_arguments_says_which_it_takes() -> None:
     assert answer.stderr == "usage: launch/torchrun.sh NUM_NODES DEVICES NODE_RANK FIRST_NODE\n"
 
 
-RELAUNCHED = """
-import json, os, sys
-from slipway.training.launchers import relaunch
-for environment in json.loads(sys.argv[1]):
-    os.environ.clear()
-    os.environ.update(environment)
-    relaunch("stages.train")
-    print("went on")
-"""
-
-
 def _run(*environments: dict[str, str]) -> str:
     """What a process says that calls `relaunch` in each of them, one after the other."""
-    command = [sys.executable, "-c", RELAUNCHED, json.dumps(environments)]
-    return subprocess.run(command, env={"PYTHONPATH": "."}, capture_output=True, text=True, check=True).stdout
+    done = warm_starts.run(["tests.training.relaunched", json.dumps(environments)], ROOT, {}, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from slipway import files
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked, stop_after_save, stop_in_validation
-from tests.training.real_runs import run_training, start_command, start_training, weights_digest
+from tests.training.real_runs import run_training, start_training, weights_digest
 
 pytestmark = pytest.mark.slow
 EVERY_STEP = {"epochs": 2, "checkpoint_every_minutes": 1e-9}
@@ -91,8 +91,7 @@ def stop_twice() -> None:
 @pytest.mark.parametrize("to", ["first", "other", "all"])
 def test_whichever_process_of_two_gets_the_signal_both_save_and_end(tmp_path: Path, to: str) -> None:
     project = write_project(tmp_path, epochs=1000, devices=2, num_workers=1)
-    process = start_command(project)
-    with process:
+    with start_training(project) as process:
         assert process.stdout is not None
         assert any("epoch    2/1000" in line for line in process.stdout)
         if to == "all":
@@ -107,10 +106,8 @@ def test_whichever_process_of_two_gets_the_signal_both_save_and_end(tmp_path: Pa
 
 
 def _other_rank(first: int) -> int:
-    """The process that rank 0 started with LOCAL_RANK 1."""
-    children = (Path(f"/proc/{first}/task") / str(first) / "children").read_text().split()
-    (other,) = [int(child) for child in children if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes()]
-    return other
+    """The process of rank 1: the first child of rank 0, whose others load batches."""
+    return int((Path(f"/proc/{first}/task") / str(first) / "children").read_text().split()[0])
 
 
 def test_a_killed_trainer_gives_its_lock_back(tmp_path: Path) -> None:
