@@ -113,11 +113,19 @@ class MicroBatcher(Generic[Row]):
 
     async def _work(self) -> None:
         try:
-            while batch := self._take():
-                await self._answer(batch)
-                await asyncio.sleep(0)  # a quick batch has not let anybody else do anything
+            while self._waiting:
+                if self._quick_rows:
+                    await self._gather()
+                await self._answer(self._take())
         finally:
             self._working = None
+
+    async def _gather(self) -> None:
+        """Let the event loop go round as long as more requests arrive each time: one larger batch takes less than two."""
+        num_before = -1
+        while num_before < len(self._waiting) < self._max_batch_size:
+            num_before = len(self._waiting)
+            await asyncio.sleep(0)
 
     def _take(self) -> list[_Part]:
         """The rows of the next batch, the oldest first, without those of requests that nobody waits for any more."""
@@ -135,6 +143,8 @@ class MicroBatcher(Generic[Row]):
         return batch
 
     async def _answer(self, batch: list[_Part]) -> None:
+        if not batch:  # nobody waits for any of them
+            return
         started = perf_counter()
         try:
             inputs = np.concatenate([part.inputs for part in batch]) if len(batch) > 1 else batch[0].inputs
