@@ -96,6 +96,27 @@ def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_
     run(work())
 
 
+def test_a_quick_batch_waits_as_long_as_each_turn_of_the_event_loop_brings_another_request() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8, quick_rows=8)
+
+        async def after(num_turns: int) -> list[int]:
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            return await answers(batcher, num_turns)
+
+        await asyncio.gather(*(after(num_turns) for num_turns in (0, 1, 2, 3, 4, 12)))
+        assert model.batches == [[0, 1, 2, 3, 4], [12]]
+        model.batches.clear()
+        await asyncio.gather(*(after(num_turns) for num_turns in range(20)))
+        assert [value for batch in model.batches for value in batch] == list(range(20))
+        assert len(model.batches[0]) == 8  # no more than a batch holds, however many arrive
+        await batcher.close()
+
+    run(work())
+
+
 def test_between_two_quick_batches_others_have_their_turn() -> None:
     async def work() -> None:
         model = Recorder()
