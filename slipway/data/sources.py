@@ -54,12 +54,7 @@ def _check_folder_has_no_columns(data: DataParams) -> None:
 
 
 def _existing(data: DataParams) -> Path:
-    root = Path(data.path)
-    if not root.exists():
-        raise DataError(
-            f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). "
-            "Point it at a folder with one sub-folder per class, at a .csv or .parquet file, or at a .zip, .tar or .tar.gz of these."
-        )
+    root = existing_path(data, "a folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these")
     if root.is_dir():
         table = table_in(root)
         if table is not None:
@@ -75,6 +70,19 @@ def _existing(data: DataParams) -> Path:
             f"data.path {data.path!r} ends in {root.suffix!r}, expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz."
         )
     return root
+
+
+def existing_path(data: DataParams, expected: str) -> Path:
+    """`data.path`; DataError where there is nothing, or where it is an address, with what was `expected`."""
+    root = Path(data.path)
+    if root.exists():
+        return root
+    if "://" in data.path:
+        raise DataError(
+            f"data.path {data.path!r} is an address, expected {expected} on this machine. "
+            f"Fetch it with `dvc import-url {data.path} data/NAME`, and point data.path at that; docs/remote_data.md tells more."
+        )
+    raise DataError(f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). Point it at {expected}.")
 
 
 def table_in(folder: Path) -> Path | None:

@@ -15,7 +15,7 @@ from slipway.columns import ColumnType
 from slipway.data.cells import TypedColumn, row_digests, typed_column
 from slipway.data.image_tables import TABLES
 from slipway.data.raw_tables import RawColumn, RawTable, is_row_index, read_raw_table
-from slipway.data.sources import table_in
+from slipway.data.sources import existing_path, table_in
 from slipway.errors import DataError, IntegrityError
 from slipway.params_sections import DataParams
 
@@ -26,9 +26,7 @@ JsonRow = dict[str, float | str | bool | None]
 
 def find_table(data: DataParams) -> Path:
     """The one table that `data.path` is, or that lies at the top of it; DataError if there is none."""
-    root = Path(data.path)
-    if not root.exists():
-        raise DataError(f"data.path {data.path!r} does not exist (looked in {Path.cwd()}). Point it at a .csv or .parquet file.")
+    root = existing_path(data, "a .csv or .parquet file")
     if root.is_dir():
         table = table_in(root)
         if table is None:

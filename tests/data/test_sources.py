@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 
 from slipway.data.samples import RawSample
 from slipway.data.sources import count_samples, read_samples
+from slipway.data.table_source import find_table
 from slipway.errors import DataError
+from slipway.params_sections import DataParams
 from tests.data.pictures import data_params, picture, write_folder, write_parquet
 from tests.project_params import PROJECT
 
@@ -227,6 +229,13 @@ def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(tmp_path: 
     with pytest.raises(DataError) as raised:
         read(tmp_path / "data")
     assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize("read_it", [count_samples, find_table])
+def test_an_address_is_refused_with_how_to_fetch_it(read_it: Callable[[DataParams], object]) -> None:
+    data = data_params(Path()).model_copy(update={"path": "s3://bucket/photos.zip"})
+    with pytest.raises(DataError, match=r"is an address.*`dvc import-url s3://bucket/photos.zip data/NAME`"):
+        read_it(data)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
