@@ -1,8 +1,9 @@
 """How near is the service to the bare runtime, and how far ahead of other servers?
 
 `BENCH_PEERS=VENV/bin/python python -m bench.serving_speed [small|large]...` starts them all on loopback, asks them in turns over 32
-connections and over one, and prints and writes one table for each model. BENCH_PEERS is a Python that has litserve and fastapi
-(bench/serving_peers.py); without it the table says that they were not there. The client shares the cores with the services.
+connections and over one, and prints and writes one table for each model (bench/results/serving_speed_small.md, and _large.md).
+BENCH_PEERS is a Python that has litserve and fastapi (bench/serving_peers.py); without it the table says that they were not there. The
+client shares the cores with the services.
 """
 
 import io
@@ -33,7 +34,6 @@ from slipway.preprocess import ImageContract
 from slipway.runtime import OnnxRunner, open_onnx
 from tests.serving.server import environment, free_port
 
-RESULT = Path("bench/results/serving_speed.md")
 NUM_CONNECTIONS = 32
 NUM_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -279,17 +279,15 @@ def peer_versions() -> str:
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(CASES)
-    parts = [run_case(CASES[name]) for name in names]
     note = (
         f"Medians of {NUM_ROUNDS} rounds in which all take turns, lowest and highest in brackets; {NUM_CONNECTIONS} connections on "
         "loopback, the client (uvloop) on the same cores, metrics and every guard on. The empty application is uvicorn with httptools and "
         "uvloop, asked with the same bytes. Bodies are the image itself; peers take it in a form, as they ask for it."
     )
-    text = "\n".join(["# Speed of the service\n", *parts, note, conditions(*PACKAGES), peer_versions(), ""])
-    print(note)
-    if names == list(CASES):
-        files.write_text(RESULT, text)
+    for name in sys.argv[1:] or CASES:
+        part = run_case(CASES[name])
+        text = "\n".join([f"# Speed of the service\n\n{part}", note, conditions(*PACKAGES), peer_versions(), ""])
+        files.write_text(Path(f"bench/results/serving_speed_{name}.md"), text)
 
 
 if __name__ == "__main__":
