@@ -7,6 +7,7 @@ dropped before its rows reach the model.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.calibration import Answers
+
+logger = logging.getLogger("bentoml.slipway")
 
 SLOW_S = 0.02  # a batch in the event loop holds up everybody: ten times and more what a quick one takes
 _MOST_SLOW = 3  # one after the other; one alone may be the system's doing
@@ -166,6 +169,7 @@ class MicroBatcher(Generic[Row]):
         self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         if self._num_slow == _MOST_SLOW:
             self._quick_rows = 0
+            logger.warning("the model held up the event loop %d times in a row; from now on it has a thread", _MOST_SLOW)
 
 
 def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:

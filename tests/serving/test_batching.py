@@ -136,7 +136,9 @@ def test_between_two_quick_batches_others_have_their_turn() -> None:
     run(work())
 
 
-def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> None:
         threads, seconds = list[int](), [0.02, 0.02, 0.0, 0.02, 0.02, 0.02, 0.0, 0.0]
 
@@ -151,6 +153,7 @@ def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(monke
             await answers(batcher, 1)
         here = threading.get_ident()
         assert [thread == here for thread in threads] == [True] * 6 + [False] * 2
+        assert caplog.text.count("from now on it has a thread") == 1
         await batcher.close()
 
     run(work())
