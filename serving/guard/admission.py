@@ -122,9 +122,13 @@ class Admission:
         return Visit(self, num_items)
 
     def ran(self, size: int, seconds: float) -> None:
-        """Note a batch that the model answered."""
+        """Note a batch that the model answered, before its requests leave."""
         self._times.add(size, seconds)
         self._batch_speed = self._times.throughput(self.max_batch_size)
+        self._window_items += size
+        now = self._clock()
+        if now - self._window_began >= WINDOW_S:
+            self._close_window(now)
 
     def grow(self, more_items: int) -> None:
         """A request that was let in has more items than was known."""
@@ -134,11 +138,7 @@ class Admission:
         """A request is answered, or given up."""
         self._num_requests -= 1
         self._num_items -= num_items
-        self._window_items += num_items
         self._window_least = min(self._window_least, self._num_items)
-        now = self._clock()
-        if now - self._window_began >= WINDOW_S:
-            self._close_window(now)
 
     def overload(self) -> Refusal:
         """What a request is told that waits outside, or is sent out again."""
@@ -160,7 +160,7 @@ class Admission:
         return self.is_overloaded and not was_overloaded
 
     def _close_window(self, now: float) -> None:
-        """What left in a window in which there was always work is what can be done."""
+        """What was answered in a window in which there was always work is what can be done. It begins and ends with the end of a batch."""
         seconds = now - self._window_began
         if self._window_least >= self._min_items / 4 and seconds < 8 * WINDOW_S:
             measured = self._window_items / seconds

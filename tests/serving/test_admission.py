@@ -47,6 +47,7 @@ class Simulated:
 
     max_wait_s: float = 1.0
     max_requests: int = 256
+    each: float = EACH
     now: float = 0.0
     waiting: list[tuple[float, int]] = field(default_factory=list)
     running: list[tuple[float, int]] = field(default_factory=list)
@@ -98,7 +99,7 @@ class Simulated:
         if not self.running and self.waiting:
             self.running, self.waiting = self.waiting[:MAX_BATCH_SIZE], self.waiting[MAX_BATCH_SIZE:]
             self.began = self.now
-            self.ends = self.now + FIXED + EACH * len(self.running)
+            self.ends = self.now + FIXED + self.each * len(self.running)
 
 
 PEAK = MAX_BATCH_SIZE / (FIXED + MAX_BATCH_SIZE * EACH)
@@ -186,6 +187,24 @@ def test_callers_that_wait_for_their_answers_are_never_refused(num_callers: int)
     closed_loop(worker, num_callers, 10)
     assert not worker.refused
     assert len(worker.answered) > (100 if num_callers == 1 else 0.9 * PEAK) * 10
+
+
+@pytest.mark.parametrize("rows_per_second", [20, 40, 60, 100])
+def test_callers_that_wait_for_a_slow_model_are_not_refused_either(rows_per_second: int) -> None:
+    """After a rest the first runs alone; then all others are in one batch, which takes longer than the speed is measured over."""
+    worker = Simulated(each=1 / rows_per_second, max_wait_s=2.0)
+    worker.now = 100.0
+    closed_loop(worker, 32, 60)
+    assert not worker.refused
+    assert 0.8 * rows_per_second < worker.admission.speed() < 1.2 * rows_per_second
+
+
+def test_an_overload_of_a_slow_model_is_measured_as_well() -> None:
+    worker = Simulated(each=1 / 20)
+    open_loop(worker, 60, 60)
+    assert len(worker.answered) > 0.9 * 20 * 60
+    assert waited(worker, since=5) < 5
+    assert 0.8 * 20 < worker.admission.speed() < 1.2 * 20
 
 
 def test_the_number_of_requests_is_limited_whatever_the_speed() -> None:
