@@ -413,19 +413,20 @@ def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row
     certified: Path, make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = CollectorRegistry()
-    monkeypatch.setattr(watching, "TIDY_S", 0.0)
     one = Watcher(make_watched(), WatchingMetrics(registry), lambda: None)
-    one._thinning.adapt(10**9, 0)  # nothing is taken in whole
-    monkeypatch.setattr(one._thinning, "adapt", lambda *_: None)
+    one.close()  # its thread has ended: what it would do is done here, step by step
+    monkeypatch.setattr(one._thinning, "takes", lambda: False)
     one.offer(answered(certified, 0))
     (running,) = one._counted.values()
-    deadline = time.monotonic() + 10
-    while one._counted:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    one._forget_counts()
+    assert one._counted  # there were rows since it was last looked at
+    one._forget_counts()
+    assert not one._counted
     running.totals.add(answered(certified, 0))  # by who had it in hand then
-    one.close()
+    for group in one._gather():
+        one._count(group)
     assert 'slipway_classes_total{label="grey"} 2.0' in generate_latest(registry).decode()
+    assert not one._gather()
 
 
 def test_most_of_a_load_that_would_be_thinned_out_is_only_counted_and_all_is_taken_again_without_it() -> None:
