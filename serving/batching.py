@@ -24,6 +24,8 @@ logger = logging.getLogger("bentoml.slipway")
 SLOW_S = 0.02  # a batch in the event loop holds up everybody: ten times and more what a quick one takes
 _MOST_SLOW = 3  # one after the other; one alone may be the system's doing
 
+_UNREAD: NDArray[Any] = np.empty(0)
+
 Run = Callable[[NDArray[Any]], Answers]
 Row = TypeVar("Row")  # what the model says of one row
 
@@ -39,13 +41,27 @@ class Batched(NamedTuple, Generic[Row]):
 class Submission(Generic[Row]):
     """One request's rows on their way: `await submission.answer`, and cancel it to take back what has not run."""
 
-    def __init__(self, inputs: NDArray[Any], answer: "asyncio.Future[Batched[Row]]") -> None:
-        self.inputs = inputs  # (rows, ...)
+    __slots__ = ("_read", "answer", "inputs", "num_rows", "num_taken", "rows", "since", "started")
+
+    def __init__(self, read: Callable[[], NDArray[Any]], num_rows: int, answer: "asyncio.Future[Batched[Row]]") -> None:
+        self._read = read
+        self.num_rows = num_rows
+        self.inputs: NDArray[Any] = _UNREAD  # (rows, ...) once a batch takes some of them
         self.answer = answer
         self.num_taken = 0  # rows that are in a batch, or were
         self.rows: list[Row] = []  # answered so far
         self.since = perf_counter()
         self.started = 0.0  # when the first batch began
+
+    def read(self) -> None:
+        """Have the inputs ready. What is wrong with them is this request's alone, and its answer."""
+        if self.inputs is _UNREAD:
+            try:
+                self.inputs = self._read()
+                if len(self.inputs) != self.num_rows:
+                    raise RuntimeError(f"{len(self.inputs)} rows were read, {self.num_rows} were announced")
+            except Exception as error:
+                self.answer.set_exception(error)
 
 
 class _Part(NamedTuple):
@@ -90,11 +106,24 @@ class MicroBatcher(Generic[Row]):
     @property
     def num_waiting(self) -> int:
         """Rows that are not yet in a batch."""
-        return sum(len(submission.inputs) - submission.num_taken for submission in self._waiting)
+        return sum(submission.num_rows - submission.num_taken for submission in self._waiting)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether batches run in the event loop."""
+        return self._quick_rows > 0
 
     def submit(self, inputs: NDArray[Any]) -> Submission[Row]:
         """Queue one or more (rows, ...); whatever `run` raises is raised to every request of its batch."""
-        submission: Submission[Row] = Submission(inputs, asyncio.get_running_loop().create_future())
+        return self.submit_unread(lambda: inputs, len(inputs))
+
+    def submit_unread(self, read: Callable[[], NDArray[Any]], num_rows: int) -> Submission[Row]:
+        """The same of rows that `read` gives, which is called when a batch takes the first of them; what it raises is this request's alone.
+
+        One decoding after the other takes half as long as each between all else that is done for its request: the processor
+        has the code and the tables at hand.
+        """
+        submission: Submission[Row] = Submission(read, num_rows, asyncio.get_running_loop().create_future())
         self._waiting.append(submission)
         if self._working is None:
             self._working = asyncio.create_task(self._work())
@@ -104,7 +133,7 @@ class MicroBatcher(Generic[Row]):
         """Answer the newest of those that wait with a `reason`, all but the first `num_kept` rows: there is more to do than can be done."""
         num_rows = 0
         for submission in self._waiting:
-            num_rows += len(submission.inputs)
+            num_rows += submission.num_rows
             if num_rows > num_kept and not submission.num_taken and not submission.answer.done():
                 submission.answer.set_exception(reason())
 
@@ -136,12 +165,14 @@ class MicroBatcher(Generic[Row]):
         room = self._max_batch_size
         while self._waiting and room:
             submission = self._waiting[0]
-            first, end = submission.num_taken, min(submission.num_taken + room, len(submission.inputs))
+            first, end = submission.num_taken, min(submission.num_taken + room, submission.num_rows)
+            if not submission.answer.done():
+                submission.read()
             if not submission.answer.done():
                 batch.append(_Part(submission, first, end))
                 submission.num_taken = end
                 room -= end - first
-            if submission.answer.done() or end == len(submission.inputs):
+            if submission.answer.done() or end == submission.num_rows:
                 self._waiting.popleft()
         return batch
 
@@ -180,7 +211,7 @@ def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:
             submission.started = started
         submission.rows += rows[begin : begin + end - first]
         begin += end - first
-        if end == len(submission.inputs) and not submission.answer.done():
+        if end == submission.num_rows and not submission.answer.done():
             submission.answer.set_result(Batched(submission.rows, submission.started - submission.since, ended - submission.started))
 
 

@@ -6,6 +6,7 @@ has waiting for the threads with it.
 
 import asyncio
 import io
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +46,9 @@ class ImageDecoder:
 
     async def decode(self, *images: bytes) -> Decoded:
         """(images, size_px, size_px, channels) uint8 in [0, 255]; Refusal with the rule that the first bad image breaks."""
-        if len(images) == 1 and self._is_quick(images[0]):
-            return Decoded(self._pixels(images[0], "image")[np.newaxis], is_list=False)
+        reader = self.reader(images)
+        if reader:
+            return Decoded(reader(), is_list=False)
         loop = asyncio.get_running_loop()
         names = [item_field(position, len(images)) for position in range(len(images))]
         waiting = [loop.run_in_executor(self._threads, self._pixels, *named) for named in zip(images, names, strict=True)]
@@ -55,6 +57,12 @@ class ImageDecoder:
         finally:
             for pixels in waiting:
                 _give_up(pixels)
+
+    def reader(self, images: Sequence[bytes]) -> Callable[[], NDArray[np.uint8]] | None:
+        """What decodes a single image in a moment, to (1, size_px, size_px, channels), on whatever thread; None where that takes longer."""
+        if len(images) == 1 and self._is_quick(images[0]):
+            return lambda: self._pixels(images[0], "image")[np.newaxis]
+        return None
 
     def close(self) -> None:
         """End the threads."""

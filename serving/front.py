@@ -5,8 +5,7 @@ millisecond for each request. Only BentoML's description of its API is passed on
 """
 
 import logging
-import re
-import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Literal
@@ -15,17 +14,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
-from serving.guard.connections import AT_ONCE
 from serving.guard.gate import Gate
 from serving.inference import Inference
 from serving.reading import Headers
+from serving.request_ids import request_id_of
 from serving.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
 from serving.routes import Request, Route, find_route
 
 logger = logging.getLogger("bentoml.slipway")
 
 Port = Literal["only", "main", "operators"]
-_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Front:
@@ -43,7 +41,7 @@ class Front:
         return Front(self._behind, self._inference, self._gate, "operators")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; the lifespan goes on to BentoML, which starts and stops the service."""
+        """As an ASGI application: the lifespan goes on to BentoML, which starts and stops the service."""
         if scope["type"] == "lifespan":
             await self._behind(scope, receive, send)
         elif scope["type"] == "http":
@@ -51,32 +49,49 @@ class Front:
         elif (await receive())["type"] == "websocket.connect":
             await send({"type": "websocket.close", "code": 1000})
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: Headers = dict(scope["headers"])
-        waiting = _Expectation(receive) if b"expect" in headers else None
-        method, path = scope["method"], scope["path"]
-        request = Request(_request_id(headers), method, path, scope["query_string"], headers, waiting or receive, perf_counter())
-        found = find_route(self._routes, path)
+    def answers(self, path: str) -> bool:
+        """Whether `respond` answers here. What else is known is for BentoML, which needs a scope."""
+        route = self._routes.get(path)
+        return route is None or route.handler is not None
+
+    async def respond(self, request: Request, pass_on: Callable[[str], Awaitable[None]] | None = None) -> Response | None:
+        """The answer to a request; None where its caller is gone, or `pass_on`, which is given the route, has seen to it."""
+        waiting = _Expectation(request.receive) if b"expect" in request.headers else None
+        if waiting:
+            request.receive = waiting
+        found = find_route(self._routes, request.path)
         label = found or "other"
         try:
             handler = self._require_route(found, request).handler
             if handler is None:
-                await self._behind(scope, request.receive, self._passing_on(label, request.id, send))
-                return
+                if pass_on is None:
+                    raise RuntimeError(f"{label} is for BentoML, which needs a scope")
+                await pass_on(label)
+                return None
             response = await handler(request)
         except Refusal as refusal:
             response = self._refuse(refusal, request)
         except ClientGoneError:
             self._inference.monitoring.client_gone()
-            return
+            return None
         except Exception:
             logger.exception("request %s failed", request.id)
             response = self._refuse(Refusal("internal", "the service failed; its log has the details"), request)
         if waiting and not waiting.is_met:
             response = replace(response, headers=(*response.headers, ("connection", "close")))
         self._inference.monitoring.answered(label, response.status)
-        answer_at_once = scope.get("extensions", {}).get(AT_ONCE)
-        if answer_at_once is None or method == "HEAD" or not answer_at_once(response, request.id):
+        return response
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = dict(scope["headers"])
+        method, path = scope["method"], scope["path"]
+        request = Request(request_id_of(headers), method, path, scope["query_string"], headers, receive, perf_counter())
+
+        async def pass_on(label: str) -> None:
+            await self._behind(scope, request.receive, self._passing_on(label, request.id, send))
+
+        response = await self.respond(request, pass_on)
+        if response is not None:
             await send_response(response, request.id, send, with_body=method != "HEAD")
 
     def _require_route(self, found: str | None, request: Request) -> Route:
@@ -126,9 +141,3 @@ class _Expectation:
     async def __call__(self) -> Message:
         self.is_met = True
         return await self._receive()
-
-
-def _request_id(headers: Headers) -> str:
-    """The caller's x-request-id if it is sane, else a new one."""
-    given = headers.get(b"x-request-id")
-    return given.decode() if given and _SANE_ID.fullmatch(given) else secrets.token_hex(8)

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
+from numpy.typing import NDArray
+
 from serving.batching import Batched, Submission
-from serving.decoding import Decoded
 from serving.explaining.explainer import Explainer
 from serving.guard.admission import Admission, Visit
 from serving.guard.deadlines import Deadlines
@@ -188,15 +190,15 @@ class Inference:
         model = live.model
         try:
             with live:  # it does not end before the request does
-                decoded, batched = await self._run(live, payload, visit)
+                is_list, submission, batched = await self._run(live, payload, visit)
             answers = [finite_answer(row.answer) for row in batched.rows]
             self.monitoring.answer(live.slot)
             if self._observers:
                 execution = model.selection.actual
-                answered = Answered(request_id, payload, decoded.is_list, decoded.inputs, model.bundle, execution, batched.rows, answers)
+                answered = Answered(request_id, payload, is_list, submission.inputs, model.bundle, execution, batched.rows, answers)
                 for observer in self._observers:
                     observer.offer(answered)
-            return ({"predictions": answers} if decoded.is_list else answers[0]) | {"model_version": model.version}
+            return ({"predictions": answers} if is_list else answers[0]) | {"model_version": model.version}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
@@ -226,15 +228,24 @@ class Inference:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
 
-    async def _run(self, live: LiveModel, payload: Payload, visit: Visit) -> tuple[Decoded, Batched[AnsweredRow]]:
-        """What the model says of a request; one that is cancelled before the model took any of it is counted as expired."""
+    async def _run(self, live: LiveModel, payload: Payload, visit: Visit) -> tuple[bool, Submission[AnsweredRow], Batched[AnsweredRow]]:
+        """Whether a request is a list, its rows, and what the model says of them.
+
+        One that is cancelled before the model took any of it is counted as expired.
+        """
         submission: Submission[AnsweredRow] | None = None
         try:
-            started = perf_counter()
-            decoded = await live.decoder.decode(*payload.items)
-            self.monitoring.stage("decode", perf_counter() - started)
-            visit.has_items(len(decoded.inputs))
-            submission = live.batcher.submit(decoded.inputs)
+            reader = live.reader(payload)
+            if reader:
+                is_list = False
+                submission = live.batcher.submit_unread(partial(self._timed, reader), 1)
+            else:
+                started = perf_counter()
+                decoded = await live.decoder.decode(*payload.items)
+                self.monitoring.stage("decode", perf_counter() - started)
+                visit.has_items(len(decoded.inputs))
+                is_list = decoded.is_list
+                submission = live.batcher.submit(decoded.inputs)
             batched = await submission.answer
         except asyncio.CancelledError:
             if submission is None or not submission.num_taken:
@@ -247,7 +258,13 @@ class Inference:
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
         self.monitoring.stage("queue", batched.queue_seconds)
         self.monitoring.stage("infer", batched.infer_seconds)
-        return decoded, batched
+        return is_list, submission, batched
+
+    def _timed(self, read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        started = perf_counter()
+        inputs = read()
+        self.monitoring.stage("decode", perf_counter() - started)
+        return inputs
 
     def _shed(self, num_kept: int) -> None:
         if self._live:

@@ -5,10 +5,14 @@ Whoever swaps models lets new requests go to the other one and retires this one,
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
 
 from serving.batching import MicroBatcher
 from serving.decoding import ImageDecoder
 from serving.model import AnsweredRow, ServedModel
+from serving.payload import Payload
 from serving.rows import RowDecoder
 from slipway.columns import ColumnContract
 
@@ -25,6 +29,12 @@ class LiveModel:
         self._num_inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
+
+    def reader(self, payload: Payload) -> Callable[[], NDArray[Any]] | None:
+        """What decodes a payload's only item when its batch is put together; None where it has to be decoded before."""
+        if self.batcher.is_quick and isinstance(self.decoder, ImageDecoder):
+            return self.decoder.reader(payload.items)
+        return None
 
     def __enter__(self) -> None:
         """One request begins, from its bytes to its answer: until it is over this model does not end."""

@@ -6,7 +6,7 @@ were answered as fp32 answers them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from time import thread_time
@@ -145,13 +145,23 @@ def load_model(settings: Settings, certified: tuple[LoadedBundle, Certificate] |
     bundle, certificate = certified or read_certified(settings.bundle, settings.certificate, accept_draft=settings.accept_draft)
     _require_usable_input(bundle.manifest)  # after the certificate: it runs code
     max_batch_size = _max_batch_size(settings, bundle.manifest)
+    model = _open_warm(settings, bundle, certificate, max_batch_size)
+    if model.quick_rows == max_batch_size and settings.num_threads == 0 and settings.threads_per_worker() > 1:
+        # To wake another thread for a batch this quick takes longer than that thread saves.
+        alone = _open_warm(settings.model_copy(update={"num_threads": 1}), bundle, certificate, max_batch_size)
+        model = alone if alone.quick_rows == max_batch_size else model
+    return replace(model, canary=answer_canary(model.run, model.selection.actual.variant, bundle, max_batch_size))
+
+
+def _open_warm(settings: Settings, bundle: LoadedBundle, certificate: Certificate, max_batch_size: int) -> ServedModel:
+    """What is possible here and certified, after each size of batch has run; its canary is not answered yet."""
     selection = select(settings, bundle, certificate)
-    run = selection.runner.run if selection.actual.provider == "cpu" else padded(selection.runner.run, max_batch_size)
+    is_on_cpu = selection.actual.provider == "cpu"
+    run = selection.runner.run if is_on_cpu else padded(selection.runner.run, max_batch_size)
     quick_rows = _warm_up(run, bundle.manifest, max_batch_size)
-    canary = answer_canary(run, selection.actual.variant, bundle, max_batch_size)
-    if selection.actual.provider != "cpu":
+    if not is_on_cpu:
         quick_rows = 0  # the event loop does not wait for a GPU
-    return ServedModel(bundle, certificate, selection, max_batch_size, run, canary, quick_rows)
+    return ServedModel(bundle, certificate, selection, max_batch_size, run, None, quick_rows)
 
 
 def read_certified(bundle_root: Path, certificate_path: Path, *, accept_draft: bool) -> tuple[LoadedBundle, Certificate]:

@@ -58,9 +58,9 @@ class FrontedService(Service[Any]):  # type: ignore[misc]
         application: ASGIApp = super().to_asgi(is_main)
         if not is_main:
             return application
-        limit_connections(inference())
         front = Front(application, inference())
-        operator_port().application = front.for_operators()
+        limit_connections(inference(), front)
+        operator_port().serve(inference(), front.for_operators())
         return front
 
     @property

@@ -8,27 +8,40 @@ from elsewhere where nobody has allowed them (serving/guard/binding.py).
 import asyncio
 import functools
 import logging
-import secrets
-from typing import Any, ClassVar
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import unquote
 
+import httptools
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from serving.front import Front
 from serving.guard.binding import is_guarded, is_loopback
+from serving.guard.exchange import Exchange
 from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, require_clear_framing
 from serving.inference import Inference
-from serving.responses import RETRY_AFTER, Refusal, Response, encoded_headers, error_response, head_lines
+from serving.request_ids import new_request_id, request_id_of
+from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
+from serving.routes import Request
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 MAX_HEADER_BYTES = 64 << 10  # of one request, with its path; as uvicorn's other protocol has it
 LINGER_S = 1.0  # for a refused caller to read why: a few round trips of a slow line
 MOST_LINGERING = 64  # of a worker: a flood of connections is not to take more descriptors than these
 LAST_LOOK_S = 0.01  # not 0: the event loop would look before it reads
-AT_ONCE = "slipway.at_once"  # among the scope's extensions: `answer_at_once` of its request
 
 
-def limit_connections(inference: Inference) -> None:
+def limit_connections(inference: Inference, front: Front) -> None:
     """Have uvicorn use our protocol in this process. BentoML names none, so uvicorn takes what is called "auto"."""
-    HTTP_PROTOCOLS["auto"] = functools.partial(Connection, inference)  # type: ignore[assignment]  # it may be a callable
+    HTTP_PROTOCOLS["auto"] = connections_to(inference, front)
+
+
+def connections_to(inference: Inference, front: Front) -> Any:
+    """What uvicorn makes a protocol with, for each connection to a port that `front` answers at."""
+    return functools.partial(Connection, inference, front)
 
 
 class Connection(HttpToolsProtocol):
@@ -36,14 +49,18 @@ class Connection(HttpToolsProtocol):
 
     _lingering: ClassVar[set["Connection"]] = set()  # refused, of this process
 
-    def __init__(self, inference: Inference, **arguments: Any) -> None:
+    def __init__(self, inference: Inference, front: Front, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._inference = inference
+        self._front = front
         self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
+        self._timeout_s = inference.settings.request_timeout_s
+        self._look_s = min(self._timeout_s, self.timeout_keep_alive)
         self._deadline: float | None = None  # the event loop's seconds; None while nothing is waited for
         self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline or before
         self._is_last_look = False
         self._is_in_head = True
+        self._head_has_ended = False  # with what was received last
         self._header_bytes = 0  # of this request so far
         self._num_headers = 0
         self._pending_bytes = 0  # received since the last piece of a body, or the last whole request
@@ -60,7 +77,7 @@ class Connection(HttpToolsProtocol):
             message = f"there are {most} connections, the limit (SLIPWAY_MAX_CONNECTIONS); try again later"
             self._refuse(Refusal("too_many_connections", message, headers=(RETRY_AFTER,)))
         else:
-            self._wait(1)
+            self._wait(self._timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadline."""
@@ -74,17 +91,23 @@ class Connection(HttpToolsProtocol):
         """Parse, with an eye on callers that never go on, and on headers, chunk sizes and trailers that never end."""
         if self in self._lingering:
             return  # it was refused; read, so that the kernel resets nothing, and forgotten
-        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait(1)
-        self._went_on = False
+        self._went_on = self._head_has_ended = False
         super().data_received(data)
         self._pending_bytes = 0 if self._went_on else self._pending_bytes + len(data)
         if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and self not in self._lingering:
             self._refuse(_headers_too_large())
+        elif self._head_has_ended and not self._is_in_head:
+            self._wait(2 * self._timeout_s)  # for the body; the front answers for it within half of that
+        elif self._pending_bytes == len(data) and self._is_in_head and (self.cycle is None or self.cycle.response_complete):
+            self._wait(self._timeout_s)  # for the rest of a head that has begun
+
+    def on_message_begin(self) -> None:
+        """A request begins. uvicorn would make a scope of it, which most never need."""
+        self.url, self.headers = b"", []
 
     def on_url(self, url: bytes) -> None:
         """Count it."""
-        super().on_url(url)
+        self.url += url
         if len(self.url) > MAX_URL_BYTES:
             self._stop_parsing(Refusal("url_too_long", f"the URL is longer than the limit of {MAX_URL_BYTES} bytes"))
         self._count(len(url))
@@ -95,23 +118,67 @@ class Connection(HttpToolsProtocol):
         self._num_headers += 1
         if self._num_headers > MAX_HEADERS:
             self._stop_parsing(Refusal("headers_too_large", f"there are more headers than the limit of {MAX_HEADERS}"))
-        super().on_header(name, value)
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Begin to wait for the body; the front answers for it within half of that."""
+        """Begin to answer."""
+        version, asks_for_upgrade = self.parser.get_http_version(), self.parser.should_upgrade()
         try:
-            require_clear_framing(self.headers, self.parser.get_http_version(), self.parser.should_upgrade())
+            require_clear_framing(self.headers, version, asks_for_upgrade)
         except Refusal as refusal:
             self._stop_parsing(refusal)
-        self._is_in_head = False
-        self._wait(2)
+        self._is_in_head, self._head_has_ended = False, True
+        parsed = httptools.parse_url(self.url)
+        path = parsed.path.decode("ascii")
+        if "%" in path:
+            path = unquote(path)
+        # What writes the log of accesses is behind uvicorn's `send`.
+        if asks_for_upgrade or not self._front.answers(path) or self.access_logger.isEnabledFor(logging.INFO):
+            self._begin_by_asgi()
+        else:
+            self._begin(path, parsed.query or b"", is_1_0=version == "1.0")
+        if self.cycle is not None and self._inference.is_draining:
+            self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
+
+    def _begin(self, path: str, query: bytes, *, is_1_0: bool) -> None:
+        headers = dict(self.headers)
+        keep_alive = not is_1_0 and self.parser.should_keep_alive()
+        exchange = Exchange(self, keep_alive=keep_alive, expects_100_continue=b"expect" in headers)  # the only expectation that passes
+        method = self.parser.get_method().decode("ascii")
+        exchange.request = Request(request_id_of(headers), method, path, query, headers, exchange.receive, perf_counter())  # type: ignore[arg-type]  # uvicorn's messages are ASGI's
+        before, self.cycle = self.cycle, exchange
+        if before is None or before.response_complete:
+            self._start_asgi_task(exchange, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, self.app))
+
+    def _begin_by_asgi(self) -> None:
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url = url
+        for name, value in headers:
+            super().on_header(name, value)
         super().on_headers_complete()
-        if self.cycle is not None:
-            if self._inference.is_draining:
-                self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
-            if not self.access_logger.isEnabledFor(logging.INFO):  # what writes that log is behind `send`
-                extensions: Any = {AT_ONCE: functools.partial(answer_at_once, self.cycle)}
-                self.scope["extensions"] = extensions
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+        """Also for a request that had to wait for those before it on its connection."""
+        if not isinstance(cycle, Exchange):
+            super()._start_asgi_task(cycle, app)
+            return
+        cycle.task = self.loop.create_task(self._answer(cycle))
+        self.tasks.add(cycle.task)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            response = await self._front.respond(exchange.request)
+            if response is not None:
+                await exchange.answer(response)
+        finally:
+            self.tasks.discard(exchange.task)
+            del exchange.request
+            if not exchange.response_complete and not exchange.disconnected:  # the task was cancelled: the service ends
+                self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""
@@ -133,12 +200,23 @@ class Connection(HttpToolsProtocol):
         if self._header_bytes > MAX_HEADER_BYTES:
             self._stop_parsing(_headers_too_large())
 
-    def _wait(self, num_timeouts: int) -> None:
-        """A timer that goes off too early and looks again is cheaper than one armed and taken back twice for each request."""
-        now, seconds = self.loop.time(), self._inference.settings.request_timeout_s
-        self._deadline, self._is_last_look = now + num_timeouts * seconds, False
+    def on_response_complete(self) -> None:
+        """Go on with the next request that has come, or wait for one; with our timer instead of one for each request."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._is_in_head:  # else its body is still waited for
+            self._wait(self._timeout_s if self._pending_bytes else self.timeout_keep_alive)
+
+    def _wait(self, seconds: float) -> None:
+        """A timer that goes off too early and looks again is cheaper than several armed and taken back for each request."""
+        now = self.loop.time()
+        self._deadline, self._is_last_look = now + seconds, False
         if self._timer is None:
-            self._timer = self.loop.call_at(now + seconds, self._look)  # no deadline that is set later will be before this
+            self._timer = self.loop.call_at(now + self._look_s, self._look)  # no deadline that is set later will be before this
 
     def _arrived(self) -> None:
         self._deadline = None
@@ -149,7 +227,7 @@ class Connection(HttpToolsProtocol):
             return
         now = self.loop.time()
         if now < self._deadline:
-            self._timer = self.loop.call_at(min(self._deadline, now + self._inference.settings.request_timeout_s), self._look)
+            self._timer = self.loop.call_at(min(self._deadline, now + self._look_s), self._look)
         elif not self._is_last_look:  # the loop itself may be late: what has arrived meanwhile is read first
             self._is_last_look = True
             self._timer = self.loop.call_later(LAST_LOOK_S, self._look)
@@ -159,8 +237,8 @@ class Connection(HttpToolsProtocol):
 
     def _too_late(self) -> None:
         if self._is_in_head and self._pending_bytes:
-            seconds = self._inference.settings.request_timeout_s
-            self._refuse(Refusal("header_timeout", f"the headers did not arrive within {seconds:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"))
+            message = f"the headers did not arrive within {self._timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"
+            self._refuse(Refusal("header_timeout", message))
         else:  # silence, or a body that the front has given up
             self.transport.close()
 
@@ -169,7 +247,7 @@ class Connection(HttpToolsProtocol):
         raise ValueError(refusal.message)  # out of the parser, which then calls send_400_response
 
     def _refuse(self, refusal: Refusal) -> None:
-        request_id = secrets.token_hex(8)
+        request_id = new_request_id()
         response = error_response(refusal, request_id)
         self._inference.monitoring.refused(refusal.code)
         self._inference.monitoring.answered("other", response.status)
@@ -198,27 +276,6 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
-
-
-def answer_at_once(cycle: RequestResponseCycle, response: Response, request_id: str) -> bool:
-    """Write a whole answer in one piece, as two calls of the cycle's `send` would; False where these have to be made.
-
-    `send` looks at every header for bytes that must not be there, which takes longer than all else it does. The headers here are
-    constants, a length, and a request id that was looked at.
-    """
-    if response.headers or cycle.flow.write_paused or cycle.disconnected or cycle.response_started:
-        return False
-    cycle.response_started = cycle.response_complete = True
-    cycle.waiting_for_100_continue = False
-    lines = [b"%s: %s\r\n" % header for header in cycle.default_headers]
-    if not cycle.keep_alive:
-        lines.append(b"connection: close\r\n")
-    cycle.transport.write(b"".join([STATUS_LINE[response.status], *lines, head_lines(response, request_id), b"\r\n", response.body]))
-    cycle.message_event.set()
-    if not cycle.keep_alive:
-        cycle.transport.close()
-    cycle.on_response()
-    return True
 
 
 def _headers_too_large() -> Refusal:

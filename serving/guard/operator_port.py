@@ -10,8 +10,10 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
 
+from serving.front import Front
+from serving.guard.connections import connections_to
+from serving.inference import Inference
 from serving.settings import Settings
 
 _BACKLOG = 128
@@ -30,18 +32,24 @@ class OperatorPort:
     """One worker's part of it. Nothing happens where SLIPWAY_ADMIN_PORT is 0."""
 
     def __init__(self, settings: Settings) -> None:
-        self.application: ASGIApp | None = None  # set before it opens
         self._settings = settings
+        self._inference: Inference | None = None
+        self._front: Front | None = None
         self._server: _SecondServer | None = None
         self._task: asyncio.Task[None] | None = None
 
+    def serve(self, inference: Inference, front: Front) -> None:
+        """What answers there; said before it opens."""
+        self._inference, self._front = inference, front
+
     async def open(self) -> None:
         """Listen, and answer from now on; OSError if the port is taken."""
-        if not self._settings.admin_port or self.application is None:
+        if not self._settings.admin_port or self._inference is None or self._front is None:
             return
         listener = listen(self._settings.admin_host, self._settings.admin_port)
         config = uvicorn.Config(
-            self.application,
+            self._front,
+            http=connections_to(self._inference, self._front),
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -4,6 +4,7 @@ Each worker's rows are merged exactly once: a part carries a number, and the tra
 one whose end was not seen is not merged again. Whoever finds a window full, or old enough, judges and closes it, in the same transaction.
 """
 
+import itertools
 import json
 import secrets
 import sqlite3
@@ -20,6 +21,8 @@ MAX_WINDOWS = 500  # closed ones, of all models
 PENDING_S = 3600.0  # that a truth waits for its prediction: a worker's last seconds, or a clock that is ahead
 _DAY_S = 86400.0
 _HISTORY = 48  # windows in the status
+# Of one statement. Each gives the interpreter away and has to get it back, which holds up the event loop more than the work itself.
+_ROWS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -299,7 +302,10 @@ def _fault(error: Exception) -> str:
 
 def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:
     rows = [(one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value) for one in predictions]
-    connection.executemany("INSERT OR REPLACE INTO predictions VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[begin : begin + _ROWS_AT_ONCE]
+        places = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(some))
+        connection.execute(f"INSERT OR REPLACE INTO predictions VALUES {places}", list(itertools.chain.from_iterable(some)))
 
 
 def _join_waiting(connection: sqlite3.Connection) -> tuple[int, int]:

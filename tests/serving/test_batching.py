@@ -136,6 +136,31 @@ def test_between_two_quick_batches_others_have_their_turn() -> None:
     run(work())
 
 
+def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_is_its_own() -> None:
+    model, read = Recorder(), []
+
+    def reading(value: int) -> NDArray[np.uint8]:
+        read.append(value)
+        if value == 7:
+            raise ValueError("cannot be read")
+        return rows(value, value)[: 1 if value == 8 else 2]
+
+    async def work() -> None:
+        batcher = MicroBatcher(model.run, 3, quick_rows=3)
+        submissions = [batcher.submit_unread(lambda value=value: reading(value), 2) for value in (1, 7, 2, 8, 3)]  # type: ignore[misc]
+        assert not read
+        assert batcher.num_waiting == 10
+        submissions[4].answer.cancel()
+        found = await asyncio.gather(*(one.answer for one in submissions), return_exceptions=True)
+        assert [getattr(one, "rows", type(one)) for one in found] == [[2, 2], ValueError, [4, 4], RuntimeError, asyncio.CancelledError]
+        assert model.batches == [[1, 1, 2], [2]]
+        assert read == [1, 7, 2, 8]  # none twice, and none that nobody waits for
+        assert submissions[2].inputs.tolist() == rows(2, 2).tolist()
+        await batcher.close()
+
+    run(work())
+
+
 def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,11 +16,13 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from serving.front import Front
 from serving.guard.connections import Connection
 from serving.inference import Inference
 from serving.keys import add_key
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import behind
 from tests.serving.server import ROOT, environment, free_port, running
 from tests.serving.test_connections import error_in
 
@@ -122,7 +124,8 @@ class FakeTransport:
 async def _connect(address: str, variables: dict[str, Any], make_settings: MakeSettings) -> FakeTransport:
     transport = FakeTransport(address)
     config = uvicorn.Config(app=lambda scope: None, log_config=None)
-    connection = Connection(Inference(make_settings(**variables)), config=config, server_state=ServerState(), app_state={})
+    inference = Inference(make_settings(**variables))
+    connection = Connection(inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={})
     connection.connection_made(transport)  # type: ignore[arg-type]  # has what is used of one
     connection.connection_lost(None)
     return transport

@@ -2,12 +2,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from serving import model as loading
+from serving import settings as settings_module
 from serving.model import InvalidAnswerError, example_inputs, load_model
 from serving.selection import select
 from slipway import files, runtime
@@ -186,6 +187,31 @@ def test_which_batches_are_quick_is_measured_in_warm_up(
     assert load_model(make_settings()).quick_rows == 2
     monkeypatch.setattr(loading, "QUICK_S", 0.001)
     assert load_model(make_settings()).quick_rows == 0
+
+
+@pytest.mark.parametrize(("quick_with_one", "asked_for", "expected"), [(True, 0, [2, 1]), (False, 0, [2, 1]), (True, 2, [2])])
+def test_a_model_whose_largest_batch_is_quick_has_one_thread(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, quick_with_one: bool, asked_for: int, expected: list[int]
+) -> None:
+    """Waking another takes longer than it saves. Where a batch is quick only with several, or somebody asked for them, they stay."""
+    opened: list[int] = []
+    open_session = runtime._open_session
+
+    def noting(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
+        opened.append(num_threads)
+        return open_session(model, providers, num_threads, what)
+
+    def seconds(run: Any, batch: Any) -> float:
+        return 0.0 if opened[-1] > 1 or quick_with_one else 1.0
+
+    monkeypatch.setattr(runtime, "_open_session", noting)
+    monkeypatch.setattr(settings_module, "num_cores", lambda: 2)
+    monkeypatch.setattr(loading, "_seconds", seconds)
+    model = load_model(make_settings(num_threads=asked_for))
+    assert opened == expected
+    assert model.quick_rows == model.max_batch_size
+    options = model.selection.runner._session.get_session_options()  # type: ignore[attr-defined]
+    assert options.intra_op_num_threads == (1 if quick_with_one and not asked_for else 2)
 
 
 def test_fewer_labels_than_outputs_fail_in_warm_up(certified: Path, make_settings: MakeSettings) -> None:

@@ -179,8 +179,7 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(6, 700, shift=60))
-        await until(lambda: status(inference)["proposal"] is not None)
-        assert windows(inference, "drifted") >= 2
+        await until(lambda: status(inference)["proposal"] is not None and windows(inference, "drifted") >= 2)
         version = inference.require_model().version
         (proposal,) = (settings.state / "proposals").glob("*.md")  # one for the beginning, none for each further window
         assert str(proposal) == status(inference)["proposal"]

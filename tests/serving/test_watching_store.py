@@ -8,7 +8,7 @@ import pytest
 
 from serving.watching.database import Database
 from serving.watching.models import WatchedModel
-from serving.watching.store import Limits, Part, Prediction, Store, Told
+from serving.watching.store import _ROWS_AT_ONCE, Limits, Part, Prediction, Store, Told
 from slipway.errors import UnavailableError
 from slipway.watched import DATABASE, SCHEMA_VERSION, read_truths
 from tests.serving.bundles import probabilities
@@ -48,6 +48,24 @@ def test_a_part_whose_end_was_not_seen_is_merged_once(tmp_path: Path, model: Wat
     found = store.open_rows(model.key)
     assert found is not None
     assert found[1] == 57
+
+
+@pytest.mark.parametrize("num_rows", [1, _ROWS_AT_ONCE, 2 * _ROWS_AT_ONCE + 1])
+def test_predictions_are_remembered_as_they_were_however_many(num_rows: int, tmp_path: Path) -> None:
+    store = Store(tmp_path / "state", LIMITS)
+    predictions = [
+        Prediction(
+            f"{number}", number % 3, 3, number / 7, "a" * 64, None if number % 2 else "ä\0\ud7ff'", number / 3 if number % 2 else None
+        )
+        for number in range(num_rows)
+    ]
+    store.merge(Part(1, {}, predictions), {})
+    store.merge(Part(2, {}, predictions[:1]), {})  # of a replayed request: it takes the place of the former
+    with closing(sqlite3.connect(tmp_path / "state" / DATABASE)) as connection:
+        found = connection.execute(
+            "SELECT request_id, item, num_items, time, model, label, value FROM predictions ORDER BY time"
+        ).fetchall()
+    assert [Prediction(*row) for row in found] == predictions
 
 
 def test_a_part_that_was_not_written_leaves_nothing_and_can_be_merged_again(tmp_path: Path, model: WatchedModel) -> None:
