@@ -98,7 +98,8 @@ class Merged:
     closed: list[Closed] = field(default_factory=list)
     num_joined: int = 0  # truths that waited for these predictions
     num_ambiguous: int = 0  # truths that name no item, for requests that had several
-    remembering_s: float = 0.0  # processor time that the predictions took
+    windows_s: float = 0.0  # processor time of adding to windows and judging them
+    seconds: float = 0.0  # of all, to the end of the transaction: writing predictions takes longer than all else about them
     errors: list[Exception] = field(default_factory=list)  # of judging: the window is closed nevertheless
 
 
@@ -137,19 +138,21 @@ class Store:
 
     def merge(self, part: Part, models: Mapping[str, Watched]) -> Merged:
         """Add a part, unless it is there already, join what waited for its predictions, and close the windows that are full or old."""
-        merged, now = Merged(), time.time()
+        merged, now, begun = Merged(), time.time(), time.thread_time()
         with self._database.transaction() as connection:
             if not self._is_merged(connection, part):
                 for version, window in part.windows.items():
                     if window.num_rows:
                         _add(connection, version, window, models[version], now, merged)
-                begun = time.thread_time()
+                merged.windows_s = time.thread_time() - begun
                 _remember(connection, part.predictions)
-                merged.remembering_s = time.thread_time() - begun
                 merged.num_ambiguous, merged.num_joined = _join_waiting(connection)
                 connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", (self._worker, part.sequence, now))
+            closing = time.thread_time()
             for version, model in models.items():
                 self._close_if_due(connection, version, model, now, merged)
+            merged.windows_s += time.thread_time() - closing
+        merged.seconds = time.thread_time() - begun
         return merged
 
     def tell(self, truths: Sequence[Told]) -> list[Heard]:

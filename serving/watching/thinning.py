@@ -17,7 +17,7 @@ from serving.watching.metrics import CONFIDENCES
 from slipway.bundle import LoadedBundle
 
 _SPARE = 1.5  # more is taken than there was time for, so that the share finds its way up again
-_FEWEST = 64  # rows of a round
+_FEWEST = 16  # rows of a round
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
 

@@ -302,7 +302,8 @@ class Watcher:
             if self._frozen is None:
                 self._frozen, self._part = self._part, Part(self._part.sequence + 1)
             merged = self._store.merge(part, models)
-            self._records_allowance.take(merged.remembering_s)
+            self._features_allowance.take(merged.windows_s)
+            self._records_allowance.take(merged.seconds - merged.windows_s)
             self._frozen = None
             self._metrics.feedback("joined", merged.num_joined)
             self._metrics.feedback("invalid", merged.num_ambiguous)
