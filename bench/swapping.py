@@ -13,7 +13,9 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -133,33 +135,27 @@ async def _asked(server: Server, expected: dict[str, list[float]], is_over: thre
     return seen
 
 
-def measured(
-    server: Server, expected: dict[str, list[float]], work: list[Path], settings: Settings, memory: list[float]
-) -> tuple[Round, list[float]]:
-    """One round: the swaps to `work` one after the other, or as much time without any; and how long each swap took, in seconds.
+def swap_to(work: list[Path], settings: Settings, worker: int) -> tuple[list[float], list[float]]:
+    """Swap to each, one after the other, as the command line does; how many seconds each took, and the worker's MiB after it."""
+    seconds, memory = [], []
+    for bundle in work:
+        started = time.perf_counter()
+        commands.propose(settings, "deploy", bundle)
+        rollout, late = commands.wait(settings, 60)
+        assert (rollout.candidate, late) == (None, []), rollout.events[-1]
+        seconds.append(time.perf_counter() - started)
+        memory.append(resident_mib(worker))
+    return seconds, memory
 
-    After each swap the worker's memory is added to `memory`, in MiB.
-    """
+
+def measured(server: Server, expected: dict[str, list[float]], swapping: Future[Any] | None) -> Round:
+    """One round: as long as `swapping` takes, or as much time without any."""
     is_over = threading.Event()
-    seconds: list[float] = []
-
-    def swap() -> None:
-        for bundle in work:
-            started = time.perf_counter()
-            commands.propose(settings, "deploy", bundle)
-            rollout, late = commands.wait(settings, 60)
-            assert (rollout.candidate, late) == (None, []), rollout.events[-1]
-            seconds.append(time.perf_counter() - started)
-            memory.append(resident_mib(server.worker()))
-        if not work:
-            time.sleep(NUM_SWAPS * 0.7)
-        is_over.set()
-
-    swapping = threading.Thread(target=swap, daemon=True)
-    swapping.start()
-    seen = asyncio.run(_asked(server, expected, is_over))
-    swapping.join()
-    return seen, seconds
+    if swapping:
+        swapping.add_done_callback(lambda _: is_over.set())
+    else:
+        threading.Timer(NUM_SWAPS * 0.7, is_over.set).start()
+    return asyncio.run(_asked(server, expected, is_over))
 
 
 def main(num_rounds: int, num_swaps: int) -> str:
@@ -170,18 +166,21 @@ def main(num_rounds: int, num_swaps: int) -> str:
         write_candidate(folder, large_classifier(0))
         expected = {load_bundle(bundle).version: expected_answer(bundle) for bundle in (*bundles, folder / "bundle")}
         settings = read_settings({name: value for name, value in environment(folder).items() if name.startswith("SLIPWAY_")})
-        with running(folder) as server:
+        # The commands have a process of their own, as they do in earnest: in this one they would hold up the callers.
+        with running(folder) as server, ProcessPoolExecutor(1, get_context("spawn")) as commanding:
             server.wait()
             quiet: list[Round] = []
             swapping: list[Round] = []
             durations: list[float] = []
             memory: list[float] = []
             for _ in range(num_rounds):
-                quiet.append(measured(server, expected, [], settings, memory)[0])
+                quiet.append(measured(server, expected, None))
                 work = [bundles[number % 2] for number in range(len(memory), len(memory) + num_swaps)]
-                seen, seconds = measured(server, expected, work, settings, memory)
-                swapping.append(seen)
-                durations += seconds
+                commanding.submit(time.sleep, 0).result()  # it has started
+                swaps = commanding.submit(swap_to, work, settings, server.worker())
+                swapping.append(measured(server, expected, swaps))
+                durations += swaps.result()[0]
+                memory += swaps.result()[1]
     return report(quiet, swapping, durations, memory)
 
 

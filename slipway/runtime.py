@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import threading
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from slipway.cuda_device import CudaDevice, describe_gpu
 from slipway.engine_cache import EngineKey, engines_of
 from slipway.errors import BundleError, EngineError, UnavailableError
 from slipway.int8_arithmetic import weight_bits
+from slipway.memory_file import path_or_bytes
 from slipway.passport import Machine, Passport, Profile, check_machine, check_origin, read_passport, read_plan
 from slipway.tensorrt_engine import check_precision
 
@@ -199,8 +201,11 @@ def _open_session(model: bytes, providers: list[Any], num_threads: int, what: st
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves the cores to the server
     if weight_bits() == 7:  # else sums of int8 saturate; with VNNI it would take the speed that int8 gains, and change nothing
         options.add_session_config_entry("session.x64quantprecision", "1")
+    # TensorRT's provider would name its engines after a file.
+    source = path_or_bytes(model) if providers[0][0] == _PROVIDERS["cpu"] else nullcontext(model)
     try:
-        session = onnxruntime.InferenceSession(model, sess_options=options, providers=providers)
+        with source as given:
+            session = onnxruntime.InferenceSession(given, sess_options=options, providers=providers)
     except Exception as error:
         raise BundleError(f"ONNX Runtime cannot load {what}: {error}") from error
     found, wanted = session.get_providers()[0], providers[0][0]

@@ -10,7 +10,7 @@ import pytest
 
 from serving.model import ServedModel, load_model
 from serving.settings import read_settings
-from slipway import files
+from slipway import files, memory_file
 from slipway.bundle import load_bundle
 from slipway.certificate import REQUIRED, Execution, read_certificate, write_certificate
 from slipway.errors import BundleError, CertificateError, SlipwayError
@@ -119,8 +119,12 @@ def test_what_json_alone_takes_is_no_certificate(sealed: Path, odd: str) -> None
         read_certificate(path)
 
 
-def test_a_graph_that_keeps_weights_in_another_file_is_refused_though_its_digest_fits(sealed: Path) -> None:
-    """What is beside a model is in no digest; a graph that is loaded from bytes takes nothing from there."""
+@pytest.mark.parametrize("small", [memory_file.SMALL, 0])
+def test_a_graph_that_keeps_weights_in_another_file_is_refused_though_its_digest_fits(
+    sealed: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    """What is beside a model is in no digest; a graph that is loaded from bytes takes nothing from there, however large it is."""
+    monkeypatch.setattr(memory_file, "SMALL", small)
     path = sealed / "bundle/model_fp32.onnx"
     graph = path.read_bytes()
     onnx.save_model(
