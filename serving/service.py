@@ -19,11 +19,11 @@ from starlette.types import ASGIApp
 from serving.api import predict_method, read_columns, summary
 from serving.draining import drain_on_sigterm
 from serving.front import Front
-from serving.garbage import put_aside_what_stays
 from serving.guard.binding import require_safe_start
 from serving.guard.connections import limit_connections
 from serving.guard.operator_port import OperatorPort
 from serving.inference import Inference
+from serving.interpreter import put_aside_what_stays, take_short_turns
 from serving.metrics.monitoring import open_server_directory, tether_to_server
 from serving.packing import bento_labels
 from serving.rollout.store import served_bundle
@@ -114,6 +114,7 @@ class Slipway:
     async def start(self) -> None:
         """Begin to load the model."""
         tether_to_server()
+        take_short_turns()
         keep_little_freed_memory()
         drain_on_sigterm(inference())
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every malformed form
