@@ -8,8 +8,10 @@ import random
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from serving.observing import Answered
@@ -18,26 +20,28 @@ from slipway.bundle import LoadedBundle
 
 _SPARE = 1.5  # more is taken than there was time for, so that the share finds its way up again
 _FEWEST = 16  # rows of a round
+_AT_ONCE = 64  # requests
+_NOTHING: NDArray[Any] = np.empty(0)
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
 
 class Counts:
     """What is counted of every row that one model answered."""
 
-    __slots__ = ("_is_table", "bundle", "confidence_sum", "confidences", "inputs", "labels", "num_outliers", "num_rows", "variant")
+    __slots__ = ("bundle", "confidence_sum", "confidences", "inputs", "is_table", "labels", "num_outliers", "num_rows", "variant")
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.bundle, self.variant = bundle, variant
-        self._is_table = bundle.manifest.input.kind == "columns"
+        self.is_table = bundle.manifest.input.kind == "columns"
         self.num_rows = self.num_outliers = 0
         self.labels: dict[str, int] = {}  # of rows with a class
         self.confidences = list(_NO_BUCKETS)  # of them, by the bounds of CONFIDENCES
         self.confidence_sum = 0.0
         self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request, of tables alone
 
-    def add(self, answered: Answered) -> None:
-        """Count the rows of a request that this model answered."""
-        for answer in answered.answers:
+    def add(self, answers: Sequence[dict[str, Any]], inputs: NDArray[Any]) -> None:
+        """Count the rows of a request that this model answered; `inputs` are (rows, ...)."""
+        for answer in answers:
             self.num_outliers += answer["is_outlier"]
             label = answer.get("label")
             if label is not None:
@@ -45,9 +49,9 @@ class Counts:
                 confidence = answer["probabilities"][label]
                 self.confidences[bisect_left(CONFIDENCES, confidence)] += 1
                 self.confidence_sum += confidence
-        self.num_rows += len(answered.answers)
-        if self._is_table:
-            self.inputs.append(answered.inputs)
+        self.num_rows += len(answers)
+        if self.is_table:
+            self.inputs.append(inputs)
 
     def include(self, labels: dict[str, int], confidences: Sequence[int], confidence_sum: float, num_outliers: int, num_rows: int) -> None:
         """Add what was counted elsewhere, without its inputs."""
@@ -60,27 +64,39 @@ class Counts:
 
 
 class RunningCounts:
-    """Totals that the event loop adds to, and the watching thread reads: nothing is reset, so nothing is counted twice or lost between."""
+    """Totals that the event loop adds to, and the watching thread reads: nothing is reset, so nothing is counted twice or lost between.
+
+    Requests are counted `_AT_ONCE`, which takes a fraction of what each takes between all else that is done for it; each is taken out
+    of the queue by one of the two threads.
+    """
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.totals = Counts(bundle, variant)
+        self._waiting: deque[tuple[Sequence[dict[str, Any]], NDArray[Any]]] = deque()  # answers and inputs
         self._labels: dict[str, int] = {}  # as they were read last
         self._confidences: Sequence[int] = _NO_BUCKETS
         self._confidence_sum, self._num_outliers, self._num_rows = 0.0, 0, 0
+        self._num_direct = 0  # rows that were never among the totals
         self._num_seen = 0  # rows when it was last asked whether there are more
 
+    def add(self, answered: Answered) -> None:
+        """Take note of a request, on the event loop."""
+        self._waiting.append((answered.answers, answered.inputs if self.totals.is_table else _NOTHING))
+        if len(self._waiting) >= _AT_ONCE:
+            self._count_into(self.totals)
+
     @property
-    def num_new(self) -> int:
-        """Rows that were added since `move_to`."""
-        return self.totals.num_rows - self._num_rows
+    def is_new(self) -> bool:
+        """Whether rows were added since `move_to`."""
+        return self.totals.num_rows > self._num_rows or bool(self._waiting)
 
     def was_added_to(self) -> bool:
         """Whether there are more rows than when this was last asked."""
-        num_seen, self._num_seen = self._num_seen, self.totals.num_rows
-        return self._num_seen > num_seen
+        num_seen, self._num_seen = self._num_seen, self.totals.num_rows + self._num_direct
+        return self._num_seen > num_seen or bool(self._waiting)
 
     def move_to(self, counts: Counts) -> None:
-        """Add what is new since the last time to `counts`."""
+        """Add what is new since the last time to `counts`, on the watching thread."""
         totals = self.totals
         labels, confidences = dict(totals.labels), tuple(totals.confidences)
         confidence_sum, num_outliers, num_rows = totals.confidence_sum, totals.num_outliers, totals.num_rows
@@ -94,6 +110,14 @@ class RunningCounts:
         counts.inputs.extend(totals.inputs.popleft() for _ in range(len(totals.inputs)))
         self._labels, self._confidences = labels, confidences
         self._confidence_sum, self._num_outliers, self._num_rows = confidence_sum, num_outliers, num_rows
+        num_before = counts.num_rows
+        self._count_into(counts)
+        self._num_direct += counts.num_rows - num_before
+
+    def _count_into(self, counts: Counts) -> None:
+        with suppress(IndexError):  # the other thread may take the last one
+            while self._waiting:
+                counts.add(*self._waiting.popleft())
 
 
 class Thinning:

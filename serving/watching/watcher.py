@@ -109,9 +109,9 @@ class Watcher:
         if answered.request_id.startswith(REPLAYED):
             return
         if not self._thinning.takes():
-            totals = self._totals(answered)
-            if len(totals.inputs) < MAX_WAITING:
-                totals.add(answered)
+            running = self._running(answered)
+            if len(running.totals.inputs) < MAX_WAITING:
+                running.add(answered)
                 return
         num_bytes = answered.inputs.nbytes
         if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
@@ -120,12 +120,12 @@ class Watcher:
         self._bytes_offered += num_bytes
         self._waiting.append(answered)
 
-    def _totals(self, answered: Answered) -> Counts:
+    def _running(self, answered: Answered) -> RunningCounts:
         key = (answered.bundle.digest, answered.execution.variant)
         running = self._counted.get(key)
         if running is None:
             running = self._counted[key] = RunningCounts(answered.bundle, answered.execution.variant)
-        return running.totals
+        return running
 
     def close(self) -> None:
         """Hand over what there is, and end the thread; a disk that hangs is left behind."""
@@ -215,9 +215,9 @@ class Watcher:
             self._bytes_taken += answered.inputs.nbytes
             group = group_of(answered.bundle, answered.execution.variant)
             group.answered.append(answered)
-            group.counts.add(answered)
+            group.counts.add(answered.answers, answered.inputs)
         for running in [*self._counted.values(), *self._idle]:
-            if running.num_new:
+            if running.is_new:
                 running.move_to(group_of(running.totals.bundle, running.totals.variant).counts)
         self._idle.clear()
         return list(groups.values())

@@ -395,8 +395,8 @@ def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or
     reader = threading.Thread(target=read)
     reader.start()
     for _ in range(20_000):
-        running.totals.add(one)
-        running.totals.add(others)
+        running.add(one)
+        running.add(others)
     ended.set()
     reader.join()
     running.move_to(found)
@@ -405,7 +405,7 @@ def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or
     assert found.num_outliers == 40_000
     assert sum(found.confidences) == 60_000
     assert found.confidence_sum == pytest.approx(20_000 * 0.5 + 40_000)
-    assert not running.num_new
+    assert not running.is_new
 
 
 def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row_is_not(
@@ -421,7 +421,7 @@ def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row
     assert one._counted  # there were rows since it was last looked at
     one._forget_counts()
     assert not one._counted
-    running.totals.add(answered(certified, 0))  # by who had it in hand then
+    running.add(answered(certified, 0))  # by who had it in hand then
     for group in one._gather():
         one._count(group)
     assert 'slipway_classes_total{label="grey"} 2.0' in generate_latest(registry).decode()
