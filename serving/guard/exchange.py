@@ -39,6 +39,7 @@ class Exchange(RequestResponseCycle):
         """As ASGI has it; a body that is there already is not waited for."""
         if self.more_body or self.waiting_for_100_continue or self.disconnected or self.response_complete:
             return await super().receive()
+        self.flow.resume_reading()  # it may have been too much at once; a caller that hangs up is to be noticed
         self.message_event.clear()
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": False}

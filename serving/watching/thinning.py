@@ -92,8 +92,8 @@ class RunningCounts:
 
     def was_added_to(self) -> bool:
         """Whether there are more rows than when this was last asked."""
-        num_seen, self._num_seen = self._num_seen, self.totals.num_rows + self._num_direct
-        return self._num_seen > num_seen or bool(self._waiting)
+        num_seen, self._num_seen = self._num_seen, self.totals.num_rows + self._num_direct + len(self._waiting)
+        return self._num_seen > num_seen
 
     def move_to(self, counts: Counts) -> None:
         """Add what is new since the last time to `counts`, on the watching thread."""

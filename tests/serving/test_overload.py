@@ -14,7 +14,7 @@ import pytest
 
 from serving.tuning.load import Answer, by_status, closed_loop, http_request, latency, open_loop, run
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
-from tests.serving.server import Server, running
+from tests.serving.server import Server, free_port, running
 
 pytestmark = pytest.mark.slow
 ATTEMPTS = 3
@@ -55,9 +55,12 @@ class Measured:
         return [answer for answer in self.answers if answer.due > self.answers[0].due + 1]
 
 
-def load(url: str, rate: float, seconds: float) -> Measured:
+def load(url: str, rate: float, seconds: float, probed: str | None = None) -> Measured:
+    """`probed` is where /livez is asked, if that is elsewhere."""
+
     async def both() -> tuple[list[Answer], list[Answer]]:
-        return await asyncio.gather(open_loop(url, image, rate, seconds), open_loop(url, lambda number: LIVEZ, 20, seconds, seed=1))
+        probing = open_loop(probed or url, lambda number: LIVEZ, 20, seconds, seed=1)
+        return await asyncio.gather(open_loop(url, image, rate, seconds), probing)
 
     answers, livez = run(both())
     return Measured(rate, seconds, sorted(answers, key=lambda answer: answer.due), livez)
@@ -105,14 +108,18 @@ def test_a_lasting_overload_leaves_throughput_and_waiting_as_they_were(slow: Ser
 
 
 def test_a_model_quicker_than_its_callers_answers_all_it_can_and_resets_nothing(tmp_path: Path) -> None:
-    """Here reading requests is the limit, not the model: the callers themselves wait in their connections."""
+    """Here reading requests is the limit, not the model: callers wait in their connections, or are told that there are too many.
+
+    Every request has a connection of its own. Probes have the port of operators, where callers do not stand in line before them.
+    """
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
-    # Of a connection above the limit the kernel may drop the 503, since it is closed before its request was read.
-    with running(tmp_path, max_connections=8000) as server:
+    port = free_port()
+    with running(tmp_path, admin_port=port) as server:
         server.wait()
+        probed = f"http://127.0.0.1:{port}"
         peak = len(run(closed_loop(server.url, image, 32, seconds=1)))
-        overload = load(server.url, 4 * peak, 3)
+        overload = load(server.url, 4 * peak, 3, probed)
         check_answers(overload)
         time.sleep(1)
-        check_answers(load(server.url, 0.3 * peak, 1))
+        check_answers(load(server.url, 0.3 * peak, 1, probed))
         assert by_status(overload.answers)[200] > peak / 2
