@@ -177,6 +177,7 @@ class Connection(HttpToolsProtocol):
         finally:
             self.tasks.discard(exchange.task)
             del exchange.request
+            exchange.on_response = _nothing  # it holds this connection, which holds the exchange
             if not exchange.response_complete and not exchange.disconnected:  # the task was cancelled: the service ends
                 self.transport.close()
 
@@ -276,6 +277,10 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def _nothing() -> None:
+    """The answer has ended before."""
 
 
 def _headers_too_large() -> Refusal:

@@ -22,7 +22,7 @@ PENDING_S = 3600.0  # that a truth waits for its prediction: a worker's last sec
 _DAY_S = 86400.0
 _HISTORY = 48  # windows in the status
 # Of one statement. Each gives the interpreter away and has to get it back, which holds up the event loop more than the work itself.
-_ROWS_AT_ONCE = 500
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -305,9 +305,13 @@ def _fault(error: Exception) -> str:
 
 def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:
     rows = [(one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value) for one in predictions]
-    for begin in range(0, len(rows), _ROWS_AT_ONCE):
-        some = rows[begin : begin + _ROWS_AT_ONCE]
-        places = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(some))
+    begin = 0
+    while begin < len(rows):
+        # Powers of two: Python keeps the last 128 different statements, and one of hundreds of rows is large.
+        num_rows = min(_ROWS_AT_ONCE, 1 << (len(rows) - begin).bit_length() - 1)
+        some = rows[begin : begin + num_rows]
+        begin += num_rows
+        places = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * num_rows)
         connection.execute(f"INSERT OR REPLACE INTO predictions VALUES {places}", list(itertools.chain.from_iterable(some)))
 
 
