@@ -70,6 +70,6 @@ def _of_rows(columns: ColumnContract, predict_payload: Predict) -> Any:
 async def _answer(predict: Predict, payload: Payload) -> dict[str, Any]:
     request_id = secrets.token_hex(8)
     try:
-        return await predict(payload, request_id) | {"request_id": request_id}
+        return await predict(payload, request_id)
     except Refusal as refusal:
         raise BentoMLException(refusal.message, error_code=HTTPStatus(refusal.status)) from None

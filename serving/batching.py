@@ -33,7 +33,8 @@ Row = TypeVar("Row")  # what the model says of one row
 class Batched(NamedTuple, Generic[Row]):
     """The answers to one request's rows in their order, and how long it waited and ran."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
+    read_seconds: float  # 0 where the rows were read before
     queue_seconds: float  # until the first batch that took rows of it began
     infer_seconds: float  # from then on; several rows may take several batches
 
@@ -41,7 +42,7 @@ class Batched(NamedTuple, Generic[Row]):
 class Submission(Generic[Row]):
     """One request's rows on their way: `await submission.answer`, and cancel it to take back what has not run."""
 
-    __slots__ = ("_read", "answer", "inputs", "num_rows", "num_taken", "rows", "since", "started")
+    __slots__ = ("_read", "answer", "inputs", "num_rows", "num_taken", "read_seconds", "rows", "since", "started")
 
     def __init__(self, read: Callable[[], NDArray[Any]], num_rows: int, answer: "asyncio.Future[Batched[Row]]") -> None:
         self._read = read
@@ -49,31 +50,24 @@ class Submission(Generic[Row]):
         self.inputs: NDArray[Any] = _UNREAD  # (rows, ...) once a batch takes some of them
         self.answer = answer
         self.num_taken = 0  # rows that are in a batch, or were
-        self.rows: list[Row] = []  # answered so far
+        self.rows: Sequence[Row] = ()  # answered so far
         self.since = perf_counter()
+        self.read_seconds = 0.0
         self.started = 0.0  # when the first batch began
 
     def read(self) -> None:
         """Have the inputs ready. What is wrong with them is this request's alone, and its answer."""
-        if self.inputs is _UNREAD:
-            try:
-                self.inputs = self._read()
-                if len(self.inputs) != self.num_rows:
-                    raise RuntimeError(f"{len(self.inputs)} rows were read, {self.num_rows} were announced")
-            except Exception as error:
-                self.answer.set_exception(error)
+        started = perf_counter()
+        try:
+            self.inputs = self._read()
+            if len(self.inputs) != self.num_rows:
+                raise RuntimeError(f"{len(self.inputs)} rows were read, {self.num_rows} were announced")
+        except Exception as error:
+            self.answer.set_exception(error)
+        self.read_seconds = perf_counter() - started
 
 
-class _Part(NamedTuple):
-    """Rows of one request in a batch."""
-
-    submission: Submission[Any]
-    first: int
-    end: int
-
-    @property
-    def inputs(self) -> NDArray[Any]:
-        return self.submission.inputs[self.first : self.end]
+_Part = tuple[Submission[Any], int, int]  # rows of one request in a batch: the first, and the first that is not
 
 
 def _no_note(num_rows: int, fill: float, seconds: float) -> None:
@@ -165,14 +159,16 @@ class MicroBatcher(Generic[Row]):
         room = self._max_batch_size
         while self._waiting and room:
             submission = self._waiting[0]
-            first, end = submission.num_taken, min(submission.num_taken + room, submission.num_rows)
-            if not submission.answer.done():
+            if submission.inputs is _UNREAD and not submission.answer.done():
                 submission.read()
-            if not submission.answer.done():
-                batch.append(_Part(submission, first, end))
-                submission.num_taken = end
-                room -= end - first
-            if submission.answer.done() or end == submission.num_rows:
+            if submission.answer.done():
+                self._waiting.popleft()
+                continue
+            first = submission.num_taken
+            submission.num_taken = end = min(first + room, submission.num_rows)
+            room -= end - first
+            batch.append((submission, first, end))
+            if end == submission.num_rows:
                 self._waiting.popleft()
         return batch
 
@@ -181,7 +177,8 @@ class MicroBatcher(Generic[Row]):
             return
         started = perf_counter()
         try:
-            inputs = np.concatenate([part.inputs for part in batch]) if len(batch) > 1 else batch[0].inputs
+            parts = [submission.inputs[first:end] for submission, first, end in batch]
+            inputs = np.concatenate(parts) if len(parts) > 1 else parts[0]
             if len(inputs) <= self._quick_rows:
                 rows = self._run(inputs)
                 self._mind_slow_batches(perf_counter() - started)
@@ -207,18 +204,21 @@ def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:
     ended = perf_counter()
     begin = 0
     for submission, first, end in batch:
-        if not first:
-            submission.started = started
-        submission.rows += rows[begin : begin + end - first]
+        some = rows[begin : begin + end - first]
         begin += end - first
+        if first:
+            submission.rows = [*submission.rows, *some]
+        else:
+            submission.rows, submission.started = some, started
         if end == submission.num_rows and not submission.answer.done():
-            submission.answer.set_result(Batched(submission.rows, submission.started - submission.since, ended - submission.started))
+            queue_seconds = submission.started - submission.since
+            submission.answer.set_result(Batched(submission.rows, submission.read_seconds, queue_seconds, ended - submission.started))
 
 
 def _fail(batch: list[_Part], error: Exception) -> None:
-    for part in batch:
-        if not part.submission.answer.done():
-            part.submission.answer.set_exception(error)
+    for submission, _, _ in batch:
+        if not submission.answer.done():
+            submission.answer.set_exception(error)
 
 
 def padded(run: Run, max_batch_size: int) -> Run:

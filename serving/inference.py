@@ -8,11 +8,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from time import perf_counter
 from typing import Any
-
-from numpy.typing import NDArray
 
 from serving.batching import Batched, Submission
 from serving.explaining.explainer import Explainer
@@ -25,7 +22,7 @@ from serving.metrics.gpu_metrics import open_gpu_metrics
 from serving.metrics.monitoring import Monitoring
 from serving.metrics.process_metrics import ProcessMetrics
 from serving.metrics.sampling import Sampler
-from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answer, load_model
+from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answers, load_model
 from serving.observing import Answered, Observer
 from serving.payload import Payload
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
@@ -62,6 +59,8 @@ class Inference:
         self._observers: list[Observer] = []
         self.is_draining = False  # it still answers, but is not ready: no more should be sent here
         self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
+        self.monitoring.queue_depth(lambda: self._admission.num_requests)
+        self._decoded, self._queued, self._inferred = (self.monitoring.stage(stage) for stage in ("decode", "queue", "infer"))
         self.canary: Canary | None = None  # the candidate that gets a share of the requests
         self.rollout = Follower(self)
         self._explainer = Explainer(settings.request_timeout_s / 2)
@@ -178,7 +177,7 @@ class Inference:
         return self.require_model().card() | {"rebuild": rebuild, "rolled_out": self.rollout.card()}
 
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """The answer to one image or to what came in a list, without its request id; Refusal if it gets none."""
+        """The answer to one image or to what came in a list; Refusal if it gets none."""
         if self.canary is None:
             return await self._predict_with(self._require_live(), payload, request_id)
         return await self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
@@ -186,25 +185,23 @@ class Inference:
     async def _predict_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer of one model, which the request may not outlive."""
         visit = self._admission.enter(len(payload.items))
-        self.monitoring.queue_depth(self._admission.num_requests)
         model = live.model
         try:
             with live:  # it does not end before the request does
                 is_list, submission, batched = await self._run(live, payload, visit)
-            answers = [finite_answer(row.answer) for row in batched.rows]
+            answers = finite_answers(batched.rows)
             self.monitoring.answer(live.slot)
             if self._observers:
                 execution = model.selection.actual
                 answered = Answered(request_id, payload, is_list, submission.inputs, model.bundle, execution, batched.rows, answers)
                 for observer in self._observers:
                     observer.offer(answered)
-            return ({"predictions": answers} if is_list else answers[0]) | {"model_version": model.version}
+            return ({"predictions": answers} if is_list else answers[0]) | {"model_version": model.version, "request_id": request_id}
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         finally:
             visit.leave()
-            self.monitoring.queue_depth(self._admission.num_requests)
 
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
@@ -238,11 +235,11 @@ class Inference:
             reader = live.reader(payload)
             if reader:
                 is_list = False
-                submission = live.batcher.submit_unread(partial(self._timed, reader), 1)
+                submission = live.batcher.submit_unread(reader, 1)
             else:
                 started = perf_counter()
                 decoded = await live.decoder.decode(*payload.items)
-                self.monitoring.stage("decode", perf_counter() - started)
+                self._decoded(perf_counter() - started)
                 visit.has_items(len(decoded.inputs))
                 is_list = decoded.is_list
                 submission = live.batcher.submit(decoded.inputs)
@@ -256,15 +253,11 @@ class Inference:
                 raise
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
-        self.monitoring.stage("queue", batched.queue_seconds)
-        self.monitoring.stage("infer", batched.infer_seconds)
+        if reader:
+            self._decoded(batched.read_seconds)
+        self._queued(batched.queue_seconds)
+        self._inferred(batched.infer_seconds)
         return is_list, submission, batched
-
-    def _timed(self, read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        started = perf_counter()
-        inputs = read()
-        self.monitoring.stage("decode", perf_counter() - started)
-        return inputs
 
     def _shed(self, num_kept: int) -> None:
         if self._live:

@@ -5,7 +5,7 @@ size that will run has run once and answered what the bundle's output contract s
 were answered as fp32 answers them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -138,6 +138,14 @@ def finite_answer(answer: dict[str, Any] | None) -> dict[str, Any]:
     if answer is None:
         raise InvalidAnswerError("the model answered NaN or an infinity")
     return answer
+
+
+def finite_answers(rows: Sequence[AnsweredRow]) -> list[dict[str, Any]]:
+    """The answer of each row; InvalidAnswerError if there is none of one."""
+    answers = [row.answer for row in rows if row.answer is not None]
+    if len(answers) < len(rows):
+        finite_answer(None)
+    return answers
 
 
 def load_model(settings: Settings, certified: tuple[LoadedBundle, Certificate] | None = None) -> ServedModel:

@@ -87,34 +87,33 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
 
 async def _feed(headers: Headers, receive: Receive, max_bytes: int, take: Callable[[bytes], object]) -> None:
     """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
-    _require_plain(headers)
-    declared = headers.get(b"content-length")
-    if declared is None and b"transfer-encoding" not in headers:
-        raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
-    if declared is not None and not declared.isdigit():
-        raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
-    if declared is not None and int(declared[:20]) > max_bytes:
-        raise _too_large(max_bytes)
-    num_bytes = 0
-    while True:
+    _require_acceptable(headers, max_bytes)
+    num_bytes, is_more = 0, True
+    while is_more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        piece = message.get("body", b"")
+        piece, is_more = message.get("body", b""), message.get("more_body", False)
         num_bytes += len(piece)
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
         take(piece)
-        if not message.get("more_body", False):
-            return
 
 
-def _require_plain(headers: Headers) -> None:
+def _require_acceptable(headers: Headers, max_bytes: int) -> None:
     """Nothing is ever decompressed: no body is larger than it looks."""
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if encoding not in (b"", b"identity"):
+    encoding = headers.get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
         raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
+    declared = headers.get(b"content-length")
+    if declared is None:
+        if b"transfer-encoding" not in headers:
+            raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
+    elif not declared.isdigit():
+        raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
+    elif int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
 
 
 def _too_large(max_bytes: int) -> Refusal:

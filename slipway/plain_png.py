@@ -6,16 +6,18 @@ The format is W3C's "Portable Network Graphics (PNG) Specification (Third Editio
 """
 
 import zlib
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
 from imagecodecs import SpngError, spng_decode
 from numpy.typing import NDArray
 
-_HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # the signature, and a first chunk of 13 bytes
-_END_OF_HEAD = len(_HEAD) + 13
-_FIRST_CHUNK = _END_OF_HEAD + 4  # behind the checksum
-_TYPE = 12  # where the first chunk's type is: its checksum begins there
+_SIGNATURE = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # with the length and the type of the first chunk
+_HEAD = Struct(">16sII5sI")  # the signature, width, height, what _MODES has, and the checksum
+_SIZE = Struct(">16sII")  # the first of these
+_CHECKED = slice(12, _HEAD.size - 4)  # what that checksum is of
+_CHUNK = Struct(">I4s")  # the length and the type of a chunk; its content and its checksum follow
 _MODES = {b"\x08\0\0\0\0": "L", b"\x08\x02\0\0\0": "RGB"}  # bits, kind of colour, compression, filter, interlacing
 _WITHOUT_EFFECT = {b"gAMA": 4, b"pHYs": 9, b"sRGB": 1}  # bytes of chunks that neither change a pixel nor can be wrong
 
@@ -30,20 +32,21 @@ class PngHeader(NamedTuple):
 
 def read_png_header(payload: bytes) -> PngHeader | None:
     """None where Pillow is to be asked: no PNG, another kind of colours, interlaced, or damaged."""
-    if not payload.startswith(_HEAD) or zlib.crc32(payload[_TYPE:_END_OF_HEAD]).to_bytes(4) != payload[_END_OF_HEAD:_FIRST_CHUNK]:
+    if len(payload) < _HEAD.size:
         return None
-    begin = len(_HEAD)
-    mode = _MODES.get(payload[begin + 8 : _END_OF_HEAD])
-    width, height = int.from_bytes(payload[begin : begin + 4]), int.from_bytes(payload[begin + 4 : begin + 8])
+    signature, width, height, kind, checksum = _HEAD.unpack_from(payload)
+    if signature != _SIGNATURE or zlib.crc32(payload[_CHECKED]) != checksum:
+        return None
+    mode = _MODES.get(kind)
     return PngHeader(mode, width, height) if mode and width and height else None
 
 
 def png_size(payload: bytes) -> tuple[int, int] | None:
     """(width, height) as a PNG's header says, whole or not; None for anything else."""
-    begin = len(_HEAD)
-    if not payload.startswith(_HEAD):
+    if len(payload) < _SIZE.size:
         return None
-    return int.from_bytes(payload[begin : begin + 4]), int.from_bytes(payload[begin + 4 : begin + 8])
+    signature, width, height = _SIZE.unpack_from(payload)
+    return (width, height) if signature == _SIGNATURE else None
 
 
 def decode_plain_png(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
@@ -60,18 +63,18 @@ def decode_plain_png(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | Non
 
 def _has_plain_chunks(payload: bytes) -> bool:
     """Whether there is no chunk that Pillow might heed, and the file does not break off."""
-    position = _FIRST_CHUNK
-    while True:
-        length = int.from_bytes(payload[position : position + 4])
-        kind = payload[position + 4 : position + 8]
-        content = position + 8
-        position = content + length + 4
-        if position > len(payload):
+    begin, size = _HEAD.size, len(payload)
+    while begin + 8 <= size:
+        length, kind = _CHUNK.unpack_from(payload, begin)
+        end = begin + length + 12
+        if end > size:
             return False
         if kind == b"IEND":
             return True
-        if kind != b"IDAT" and (length != _WITHOUT_EFFECT.get(kind) or not _is_whole(payload[content - 4 : position])):
+        if kind != b"IDAT" and (length != _WITHOUT_EFFECT.get(kind) or not _is_whole(payload[begin + 4 : end])):
             return False
+        begin = end
+    return False
 
 
 def _is_whole(chunk: bytes) -> bool:

@@ -43,14 +43,8 @@ def routes(inference: Inference) -> Routes:
 
     async def predict(request: Request) -> Response:
         kind = inference.require_model().bundle.manifest.input.kind
-
-        async def read() -> Payload:
-            return await read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
-
-        def encode(answer: dict[str, Any]) -> Response:
-            return finite_json_response(answer | {"request_id": request.id})
-
-        return await predict_within_deadline(inference, request, read, encode)
+        payload = read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
+        return await predict_within_deadline(inference, request, payload, finite_json_response)
 
     return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
 
@@ -68,22 +62,20 @@ def describe_predict(bundle: Bundle | None) -> Operation:
 
 
 async def predict_within_deadline(
-    inference: Inference, request: Request, read: Callable[[], Awaitable[Payload]], encode: Callable[[dict[str, Any]], Response]
+    inference: Inference, request: Request, payload: Awaitable[Payload], encode: Callable[[dict[str, Any]], Response]
 ) -> Response:
     """What the model says of a request, read and encoded in the form of an endpoint; Refusal when its time is over."""
     code, message = "body_timeout", "the request's body did not arrive within"
     try:
         with inference.deadlines.deadline():
-            payload = await read()
+            asked = await payload
             has_read = perf_counter()
             code, message = "deadline_exceeded", "there was no answer within"
-            answer = await inference.predict(payload, request.id)
+            answer = await inference.predict(asked, request.id)
     except TimeoutError:
         raise Refusal(code, f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
     encoding = perf_counter()
     response = encode(answer)
     ended = perf_counter()
-    inference.monitoring.stage("read", has_read - request.started)
-    inference.monitoring.stage("encode", ended - encoding)
-    inference.monitoring.predicted(ended - request.started)
+    inference.monitoring.predicted(ended - request.started, read_s=has_read - request.started, encode_s=ended - encoding)
     return response

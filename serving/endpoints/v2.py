@@ -113,7 +113,7 @@ class _Protocol:
         def encode(answer: dict[str, Any]) -> Response:
             return response(MODEL, answer["model_version"], asked[0], as_outputs(answer, asked[0], manifest))
 
-        return await predict_within_deadline(self._inference, request, read, encode)
+        return await predict_within_deadline(self._inference, request, read(), encode)
 
 
 def _head_length(request: Request) -> int | None:

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from urllib.parse import unquote
 
 import httptools
@@ -19,8 +19,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from serving.front import Front
 from serving.guard.binding import is_guarded, is_loopback
 from serving.guard.exchange import Exchange
-from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, require_clear_framing
+from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, clearly_framed
 from serving.inference import Inference
+from serving.reading import Headers
 from serving.request_ids import new_request_id, request_id_of
 from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
 from serving.routes import Request
@@ -61,10 +62,10 @@ class Connection(HttpToolsProtocol):
         self._is_last_look = False
         self._is_in_head = True
         self._head_has_ended = False  # with what was received last
-        self._header_bytes = 0  # of this request so far
-        self._num_headers = 0
+        self._header_bytes = 0  # of this request so far, with its path
         self._pending_bytes = 0  # received since the last piece of a body, or the last whole request
         self._went_on = False
+        self._logs_requests = self.access_logger.isEnabledFor(logging.INFO)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Refuse the connection if it must not be there, or there are too many; else wait for its headers."""
@@ -81,7 +82,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the deadline."""
-        self._arrived()
+        self._deadline = None
         self._lingering.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -108,40 +109,37 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """Count it."""
         self.url += url
+        self._header_bytes += len(url)
         if len(self.url) > MAX_URL_BYTES:
             self._stop_parsing(Refusal("url_too_long", f"the URL is longer than the limit of {MAX_URL_BYTES} bytes"))
-        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count it; also those behind a chunked body, which come through here as well."""
-        self._count(len(name) + len(value))
-        self._num_headers += 1
-        if self._num_headers > MAX_HEADERS:
-            self._stop_parsing(Refusal("headers_too_large", f"there are more headers than the limit of {MAX_HEADERS}"))
         self.headers.append((name.lower(), value))
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._stop_parsing(_headers_too_large())
+        if len(self.headers) > MAX_HEADERS:
+            self._stop_parsing(Refusal("headers_too_large", f"there are more headers than the limit of {MAX_HEADERS}"))
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
         version, asks_for_upgrade = self.parser.get_http_version(), self.parser.should_upgrade()
         try:
-            require_clear_framing(self.headers, version, asks_for_upgrade)
+            headers = clearly_framed(self.headers, version, asks_for_upgrade)
         except Refusal as refusal:
             self._stop_parsing(refusal)
         self._is_in_head, self._head_has_ended = False, True
-        parsed = httptools.parse_url(self.url)
-        path = parsed.path.decode("ascii")
-        if "%" in path:
-            path = unquote(path)
+        path, query = _path_and_query(self.url)
         # What writes the log of accesses is behind uvicorn's `send`.
-        if asks_for_upgrade or not self._front.answers(path) or self.access_logger.isEnabledFor(logging.INFO):
+        if asks_for_upgrade or self._logs_requests or not self._front.answers(path):
             self._begin_by_asgi()
         else:
-            self._begin(path, parsed.query or b"", is_1_0=version == "1.0")
+            self._begin(path, query, headers, is_1_0=version == "1.0")
         if self.cycle is not None and self._inference.is_draining:
             self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
 
-    def _begin(self, path: str, query: bytes, *, is_1_0: bool) -> None:
-        headers = dict(self.headers)
+    def _begin(self, path: str, query: bytes, headers: Headers, *, is_1_0: bool) -> None:
         keep_alive = not is_1_0 and self.parser.should_keep_alive()
         exchange = Exchange(self, keep_alive=keep_alive, expects_100_continue=b"expect" in headers)  # the only expectation that passes
         method = self.parser.get_method().decode("ascii")
@@ -189,17 +187,11 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is there; the next may begin."""
         super().on_message_complete()
-        self._went_on, self._is_in_head, self._header_bytes, self._num_headers = True, True, 0, 0
-        self._arrived()
+        self._went_on, self._is_in_head, self._header_bytes, self._deadline = True, True, 0, None
 
     def send_400_response(self, msg: str) -> None:
         """What the parser did not take, in the one shape of every error."""
         self._refuse(self._fault or Refusal("malformed_request", "these bytes are no HTTP/1.1 request"))
-
-    def _count(self, num_bytes: int) -> None:
-        self._header_bytes += num_bytes
-        if self._header_bytes > MAX_HEADER_BYTES:
-            self._stop_parsing(_headers_too_large())
 
     def on_response_complete(self) -> None:
         """Go on with the next request that has come, or wait for one; with our timer instead of one for each request."""
@@ -218,9 +210,6 @@ class Connection(HttpToolsProtocol):
         self._deadline, self._is_last_look = now + seconds, False
         if self._timer is None:
             self._timer = self.loop.call_at(now + self._look_s, self._look)  # no deadline that is set later will be before this
-
-    def _arrived(self) -> None:
-        self._deadline = None
 
     def _look(self) -> None:
         self._timer = None
@@ -243,7 +232,7 @@ class Connection(HttpToolsProtocol):
         else:  # silence, or a body that the front has given up
             self.transport.close()
 
-    def _stop_parsing(self, refusal: Refusal) -> None:
+    def _stop_parsing(self, refusal: Refusal) -> NoReturn:
         self._fault = refusal
         raise ValueError(refusal.message)  # out of the parser, which then calls send_400_response
 
@@ -262,7 +251,7 @@ class Connection(HttpToolsProtocol):
         To close at once while bytes of the caller are unread, or on their way, resets the connection, and the caller may lose an answer
         that it has not read yet (RFC 9112, section 9.6). So only our side of it ends now.
         """
-        self._arrived()
+        self._deadline = None
         answers_wait = bool(self.pipeline)  # to requests that were sent before: they cannot be written any more
         if self.transport.is_closing() or answers_wait or len(self._lingering) >= MOST_LINGERING:
             self.transport.close()
@@ -277,6 +266,14 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+@functools.lru_cache(256)  # callers repeat themselves; bounded, since they choose it
+def _path_and_query(url: bytes) -> tuple[str, bytes]:
+    """The path decoded."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path.decode("ascii")
+    return unquote(path) if "%" in path else path, parsed.query or b""
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ class Deadlines:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._running: dict[Deadline, float] = {}  # in the order in which they end: event loop's seconds
+        self.running: dict[Deadline, float] = {}  # when each ends, the first first: event loop's seconds
         self._timer: asyncio.TimerHandle | None = None
 
     def deadline(self) -> "Deadline":
@@ -20,24 +20,20 @@ class Deadlines:
         return Deadline(self)
 
     def begin(self, deadline: "Deadline") -> None:
-        """Let its time run."""
+        """Let its time run; it takes itself out of `running`."""
         loop = asyncio.get_running_loop()
-        self._running[deadline] = end = loop.time() + self.seconds
+        self.running[deadline] = end = loop.time() + self.seconds
         if self._timer is None:
             self._timer = loop.call_at(end, self._expire)
-
-    def end(self, deadline: "Deadline") -> None:
-        """It was in time, or has expired before."""
-        self._running.pop(deadline, None)
 
     def _expire(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer, now = None, loop.time()
-        for deadline, end in list(self._running.items()):
+        for deadline, end in list(self.running.items()):
             if end > now:
                 self._timer = loop.call_at(end, self._expire)
                 return
-            del self._running[deadline]
+            del self.running[deadline]
             deadline.expire()
 
 
@@ -58,9 +54,10 @@ class Deadline:
         self._all.begin(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._all.end(self)
+        if not self._is_expired:
+            del self._all.running[self]
         # Another that cancelled the task as well has to find it cancelled: then its requests are more than ours.
-        if self._is_expired and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+        elif self._task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def expire(self) -> None:

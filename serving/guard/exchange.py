@@ -5,7 +5,7 @@ connection and our front that is a detour: the request goes there as it is, and 
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Exchange(RequestResponseCycle):
     """Has what uvicorn's connection looks at and sets in one of its own, but is asked and answered without ASGI."""
 
+    _default_lines: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = [], b""  # of headers that uvicorn makes once a second
     request: Request  # set by whoever makes it, and taken away when it is answered: it holds our `receive`, which is a ring
     task: "asyncio.Task[None]"  # that answers it, once it has begun
 
@@ -58,7 +59,11 @@ class Exchange(RequestResponseCycle):
         self.on_response()
 
     def _pieces(self, response: Response) -> list[Any]:
-        pieces = [STATUS_LINE[response.status], *[b"%s: %s\r\n" % header for header in self.default_headers]]
+        made_of, default_lines = self._default_lines
+        if made_of is not self.default_headers:
+            default_lines = b"".join([b"%s: %s\r\n" % header for header in self.default_headers])
+            Exchange._default_lines = self.default_headers, default_lines
+        pieces: list[Any] = [STATUS_LINE[response.status], default_lines]
         if response.headers:
             if ("connection", "close") in response.headers:
                 self.keep_alive = False

@@ -10,7 +10,7 @@ import atexit
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +64,7 @@ class Monitoring:
         self._errors = {code: self._tally(Count(errors.labels(code))) for code in ERRORS}
         stages = Histogram("slipway_stage_seconds", "Time of a prediction, by stage.", ["stage"], buckets=_STAGE_SECONDS, registry=registry)
         self._stages = {stage: self._tally(Distribution(stages.labels(stage), _STAGE_SECONDS)) for stage in STAGES}
+        self._read, self._encode = self._stages["read"], self._stages["encode"]
         self._seconds = self._histogram("slipway_predict_seconds", "Time of a prediction.", _SECONDS)
         self._batch_size = self._histogram("slipway_batch_size", "Rows in a batch.", _ROWS)
         self._batch_fill = self._histogram("slipway_batch_fill", "Rows in a batch, as a share of the largest one.", _FILL)
@@ -77,8 +78,7 @@ class Monitoring:
         self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
         key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
         self._key_faults = self._tally(Count(key_faults))
-        queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
-        self._queue = self._tally(Level(queue))
+        self._queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         answers = Counter("slipway_predictions", "Requests that a model answered, by its place in a rollout.", ["slot"], registry=registry)
         self._answers = {slot: self._tally(Count(answers.labels(slot))) for slot in SLOTS}
         swaps = Counter("slipway_swaps", "What became of models that were rolled out.", ["outcome"], registry=registry)
@@ -152,22 +152,24 @@ class Monitoring:
         """Set the share of the requests that a canary answers, 0 where there is none."""
         self._share.set(share)
 
-    def stage(self, stage: str, seconds: float) -> None:
-        """Note how long a stage of one prediction took."""
-        self._stages[stage].observe(seconds)
+    def stage(self, stage: str) -> Callable[[float], None]:
+        """What is told how many seconds that stage of one prediction took; one of STAGES."""
+        return self._stages[stage].observe
 
-    def predicted(self, seconds: float) -> None:
-        """Note how long a whole prediction took."""
+    def predicted(self, seconds: float, *, read_s: float, encode_s: float) -> None:
+        """Note how long a whole prediction took, and its first and its last stage."""
         self._seconds.observe(seconds)
+        self._read.observe(read_s)
+        self._encode.observe(encode_s)
 
     def batch(self, num_rows: int, fill: float) -> None:
         """Note the size of a batch that ran, and its share of the largest one, in (0, 1]."""
         self._batch_size.observe(num_rows)
         self._batch_fill.observe(fill)
 
-    def queue_depth(self, num_requests: int) -> None:
-        """Set the number of requests between decoding and answer. Any thread may call it."""
-        self._queue.set(num_requests)
+    def queue_depth(self, num_requests: Callable[[], int]) -> None:
+        """From now on ask for the number of requests between decoding and answer, on any thread."""
+        self._tally(Level(self._queue, num_requests))
 
     def not_ready(self) -> None:
         """Show that this worker wants no more requests, whether it answers them or not."""

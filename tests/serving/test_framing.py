@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.guard.framing import require_clear_framing
+from serving.guard.framing import clearly_framed
 from serving.responses import Refusal
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
@@ -28,7 +28,7 @@ LENGTH, CHUNKED, HOST = (b"content-length", b"3"), (b"transfer-encoding", b"chun
     ],
 )
 def test_what_can_be_read_in_one_way_only_is_taken(headers: Headers, version: str) -> None:
-    require_clear_framing(headers, version, asks_for_upgrade=False)
+    assert clearly_framed(headers, version, asks_for_upgrade=False) == dict(headers)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_what_can_be_read_in_one_way_only_is_taken(headers: Headers, version: st
 )
 def test_what_could_be_read_in_two_ways_is_refused(headers: Headers, version: str, found: str) -> None:
     with pytest.raises(Refusal, match=found) as refusal:
-        require_clear_framing(headers, version, asks_for_upgrade=False)
+        clearly_framed(headers, version, asks_for_upgrade=False)
     assert refusal.value.code == "malformed_request"
 
 
 def test_a_body_beside_an_upgrade_is_refused_and_an_upgrade_without_one_is_not() -> None:
-    require_clear_framing([HOST], "1.1", asks_for_upgrade=True)
+    clearly_framed([HOST], "1.1", asks_for_upgrade=True)
     with pytest.raises(Refusal, match="Upgrade"):
-        require_clear_framing([HOST, LENGTH], "1.1", asks_for_upgrade=True)
+        clearly_framed([HOST, LENGTH], "1.1", asks_for_upgrade=True)
 
 
 def test_an_expectation_that_cannot_be_met_is_refused() -> None:
     with pytest.raises(Refusal) as refusal:
-        require_clear_framing([(b"expect", b"200-ok")], "1.1", asks_for_upgrade=False)
+        clearly_framed([(b"expect", b"200-ok")], "1.1", asks_for_upgrade=False)
     assert (refusal.value.code, refusal.value.field) == ("expectation_failed", "expect")
 
 
