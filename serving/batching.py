@@ -91,7 +91,7 @@ class MicroBatcher(Generic[Row]):
         self._run = run
         self._max_batch_size = max_batch_size
         self._on_batch = on_batch
-        self._quick_rows = quick_rows
+        self.quick_rows = quick_rows  # 0 once the model has proved to be slow
         self._num_slow = 0  # quick batches, one after the other, that were not
         self._waiting: deque[Submission[Row]] = deque()
         self._working: asyncio.Task[None] | None = None
@@ -101,11 +101,6 @@ class MicroBatcher(Generic[Row]):
     def num_waiting(self) -> int:
         """Rows that are not yet in a batch."""
         return sum(submission.num_rows - submission.num_taken for submission in self._waiting)
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether batches run in the event loop."""
-        return self._quick_rows > 0
 
     def submit(self, inputs: NDArray[Any]) -> Submission[Row]:
         """Queue one or more (rows, ...); whatever `run` raises is raised to every request of its batch."""
@@ -140,7 +135,7 @@ class MicroBatcher(Generic[Row]):
     async def _work(self) -> None:
         try:
             while self._waiting:
-                if self._quick_rows:
+                if self.quick_rows:
                     await self._gather()
                 await self._answer(self._take())
         finally:
@@ -179,7 +174,7 @@ class MicroBatcher(Generic[Row]):
         try:
             parts = [submission.inputs[first:end] for submission, first, end in batch]
             inputs = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            if len(inputs) <= self._quick_rows:
+            if len(inputs) <= self.quick_rows:
                 rows = self._run(inputs)
                 self._mind_slow_batches(perf_counter() - started)
             else:
@@ -196,7 +191,7 @@ class MicroBatcher(Generic[Row]):
         """Nothing runs in the event loop any more once the model proves to be slower than it was when it was measured."""
         self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         if self._num_slow == _MOST_SLOW:
-            self._quick_rows = 0
+            self.quick_rows = 0
             logger.warning("the model held up the event loop %d times in a row; from now on it has a thread", _MOST_SLOW)
 
 

@@ -60,9 +60,9 @@ class ImageDecoder:
 
     def reader(self, images: Sequence[bytes]) -> Callable[[], NDArray[np.uint8]] | None:
         """What decodes a single image in a moment, to (1, size_px, size_px, channels), on whatever thread; None where that takes longer."""
-        if len(images) == 1 and self._is_quick(images[0]):
-            return lambda: self._pixels(images[0], "image")[np.newaxis]
-        return None
+        if len(images) > 1 or self._contract.transform is not None or not _is_small(images[0]):  # a user's function may take long
+            return None
+        return lambda: self._pixels(images[0], "image")[np.newaxis]
 
     def close(self) -> None:
         """End the threads."""
@@ -73,9 +73,6 @@ class ImageDecoder:
             return array_from_bytes(image, self._contract)
         except ImageError as error:
             raise Refusal(error.rule, error.detail if name == "image" else f"{name}: {error.detail}", field=name) from None
-
-    def _is_quick(self, image: bytes) -> bool:
-        return self._contract.transform is None and _is_small(image)  # how long a user's function takes is not known
 
 
 def _give_up(pixels: asyncio.Future[NDArray[np.uint8]]) -> None:

@@ -7,7 +7,7 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -176,11 +176,11 @@ class Inference:
         rebuild = {"status": self.rebuild.status, "reason": self.rebuild.reason}
         return self.require_model().card() | {"rebuild": rebuild, "rolled_out": self.rollout.card()}
 
-    async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
+    def predict(self, payload: Payload, request_id: str) -> Coroutine[Any, Any, dict[str, Any]]:
         """The answer to one image or to what came in a list; Refusal if it gets none."""
         if self.canary is None:
-            return await self._predict_with(self._require_live(), payload, request_id)
-        return await self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
+            return self._predict_with(self._require_live(), payload, request_id)
+        return self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
 
     async def _predict_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer of one model, which the request may not outlive."""

@@ -27,28 +27,28 @@ class LiveModel:
         contract = model.bundle.manifest.input
         self.decoder = RowDecoder(contract, max_rows) if isinstance(contract, ColumnContract) else ImageDecoder(contract)
         self._num_inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._empty: asyncio.Event | None = None  # once it is waited for
 
     def reader(self, payload: Payload) -> Callable[[], NDArray[Any]] | None:
         """What decodes a payload's only item when its batch is put together; None where it has to be decoded before."""
-        if self.batcher.is_quick and isinstance(self.decoder, ImageDecoder):
+        if self.batcher.quick_rows and isinstance(self.decoder, ImageDecoder):
             return self.decoder.reader(payload.items)
         return None
 
     def __enter__(self) -> None:
         """One request begins, from its bytes to its answer: until it is over this model does not end."""
         self._num_inside += 1
-        self._empty.clear()
 
     def __exit__(self, *_: object) -> None:
         """It is over."""
         self._num_inside -= 1
-        if not self._num_inside:
+        if self._empty and not self._num_inside:
             self._empty.set()
 
     async def retire(self) -> None:
         """Finish what is inside, then end the threads. Nothing may begin here any more."""
-        await self._empty.wait()
+        self._empty = asyncio.Event()
+        if self._num_inside:
+            await self._empty.wait()
         await self.batcher.close()
         self.decoder.close()

@@ -6,9 +6,9 @@ from typing import Literal
 from slipway.image_form import encode_images
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen, it would take four times as long to make
 class Payload:
-    """Read from a request and not decoded yet."""
+    """Read from a request and not decoded yet. Nobody changes it."""
 
     kind: Literal["images", "columns"]
     items: tuple[bytes, ...]  # encoded images in the caller's order, or one JSON text

@@ -93,9 +93,9 @@ class ClientGoneError(Exception):
     """The caller hung up before its request was complete: there is nobody to answer."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen, it would take four times as long to make
 class Response:
-    """A complete answer."""
+    """A complete answer. Nobody changes it."""
 
     status: int
     body: bytes

@@ -269,9 +269,10 @@ def array_and_values(payload: bytes, contract: ImageContract) -> tuple[NDArray[n
 
 def _as_it_is(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8] | None:
     """What `image_array` would give, where nothing is to be resized or converted: an image object takes longer than small pixels."""
+    size = (contract.size_px, contract.size_px)
     if contract.channels == 1:
-        return pixels[:, :, np.newaxis] if pixels.shape == contract.shape[:2] else None
-    if pixels.ndim == 3 and pixels.shape[:2] == contract.shape[:2]:
+        return pixels[:, :, np.newaxis] if pixels.shape == size else None
+    if pixels.ndim == 3 and pixels.shape[:2] == size:
         return np.ascontiguousarray(pixels[:, :, :3])
     return None
 

@@ -41,10 +41,10 @@ def routes(inference: Inference) -> Routes:
     """`/predict`."""
     settings = inference.settings
 
-    async def predict(request: Request) -> Response:
+    def predict(request: Request) -> Awaitable[Response]:
         kind = inference.require_model().bundle.manifest.input.kind
         payload = read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
-        return await predict_within_deadline(inference, request, payload, finite_json_response)
+        return predict_within_deadline(inference, request, payload, finite_json_response)
 
     return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
 

@@ -138,7 +138,8 @@ class Admission:
         """A request is answered, or given up."""
         self._num_requests -= 1
         self._num_items -= num_items
-        self._window_least = min(self._window_least, self._num_items)
+        if self._num_items < self._window_least:
+            self._window_least = self._num_items
 
     def overload(self) -> Refusal:
         """What a request is told that waits outside, or is sent out again."""
@@ -146,18 +147,23 @@ class Admission:
 
     def _ask(self, num_items: int) -> bool:
         """Count more items that are asked for; True if that makes an overload."""
-        now, speed = self._clock(), self.speed()
+        now, inside = self._clock(), self._num_items
+        speed = self._batch_speed if self._speed is None else self._speed
         bound = speed * self._max_wait_s
         # What is inside, and of those outside as many as could not have been done since.
-        beyond = min(self._demand - (now - self._demand_at) * speed, self._num_items + self._num_refused) if bound < math.inf else 0.0
-        if beyond <= self._num_items:
-            self._num_refused = 0
-        self._demand = min(max(beyond, self._num_items), bound) + num_items
+        demand = self._demand - (now - self._demand_at) * speed if bound < math.inf else 0.0
+        if demand <= inside:
+            demand, self._num_refused = inside, 0
+        elif demand > inside + self._num_refused:
+            demand = inside + self._num_refused
+        self._demand = demand = (demand if demand < bound else bound) + num_items
         self._demand_at = now
-        was_overloaded = self.is_overloaded
         # It ends at half of where it began, so that it does not come and go with each request.
-        self.is_overloaded = self._demand > (bound / 2 if was_overloaded else bound)
-        return self.is_overloaded and not was_overloaded
+        if self.is_overloaded:
+            self.is_overloaded = demand > bound / 2
+            return False
+        self.is_overloaded = demand > bound
+        return self.is_overloaded
 
     def _close_window(self, now: float) -> None:
         """What was answered in a window in which there was always work is what can be done. It begins and ends with the end of a batch."""

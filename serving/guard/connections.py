@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         self._is_last_look = False
         self._is_in_head = True
         self._head_has_ended = False  # with what was received last
-        self._header_bytes = 0  # of this request so far, with its path
+        self._received_bytes = 0  # of this request's head so far, or more
         self._pending_bytes = 0  # received since the last piece of a body, or the last whole request
         self._went_on = False
         self._logs_requests = self.access_logger.isEnabledFor(logging.INFO)
@@ -93,8 +93,9 @@ class Connection(HttpToolsProtocol):
         if self in self._lingering:
             return  # it was refused; read, so that the kernel resets nothing, and forgotten
         self._went_on = self._head_has_ended = False
+        self._received_bytes = self._pending_bytes + len(data)
         super().data_received(data)
-        self._pending_bytes = 0 if self._went_on else self._pending_bytes + len(data)
+        self._pending_bytes = 0 if self._went_on else self._received_bytes
         if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and self not in self._lingering:
             self._refuse(_headers_too_large())
         elif self._head_has_ended and not self._is_in_head:
@@ -109,21 +110,19 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """Count it."""
         self.url += url
-        self._header_bytes += len(url)
         if len(self.url) > MAX_URL_BYTES:
             self._stop_parsing(Refusal("url_too_long", f"the URL is longer than the limit of {MAX_URL_BYTES} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count it; also those behind a chunked body, which come through here as well."""
         self.headers.append((name.lower(), value))
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > MAX_HEADER_BYTES:
-            self._stop_parsing(_headers_too_large())
         if len(self.headers) > MAX_HEADERS:
             self._stop_parsing(Refusal("headers_too_large", f"there are more headers than the limit of {MAX_HEADERS}"))
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
+        if self._received_bytes > MAX_HEADER_BYTES and self._head_bytes() > MAX_HEADER_BYTES:
+            self._stop_parsing(_headers_too_large())
         version, asks_for_upgrade = self.parser.get_http_version(), self.parser.should_upgrade()
         try:
             headers = clearly_framed(self.headers, version, asks_for_upgrade)
@@ -171,7 +170,9 @@ class Connection(HttpToolsProtocol):
         try:
             response = await self._front.respond(exchange.request)
             if response is not None:
-                await exchange.answer(response)
+                if self.flow.write_paused and not exchange.disconnected:
+                    await self.flow.drain()  # the caller has not read what was written before
+                exchange.answer(response)
         finally:
             self.tasks.discard(exchange.task)
             del exchange.request
@@ -182,12 +183,21 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""
         self._went_on = True
-        super().on_body(body)
+        if isinstance(self.cycle, Exchange):
+            self.cycle.take(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is there; the next may begin."""
-        super().on_message_complete()
-        self._went_on, self._is_in_head, self._header_bytes, self._deadline = True, True, 0, None
+        if isinstance(self.cycle, Exchange):
+            self.cycle.has_all()
+        else:
+            super().on_message_complete()
+        self._went_on, self._is_in_head, self._deadline = True, True, None
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def send_400_response(self, msg: str) -> None:
         """What the parser did not take, in the one shape of every error."""

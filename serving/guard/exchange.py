@@ -7,6 +7,7 @@ connection and our front that is a detour: the request goes there as it is, and 
 import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 from serving.responses import Response, encoded_headers, head_lines
@@ -36,6 +37,19 @@ class Exchange(RequestResponseCycle):
         self.more_body = True
         self.disconnected = self.response_started = self.response_complete = False
 
+    def take(self, piece: bytes) -> None:
+        """More of the body is there."""
+        if not self.response_complete:
+            self.body += piece
+            if len(self.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            self.message_event.set()
+
+    def has_all(self) -> None:
+        """The body is whole."""
+        self.more_body = False
+        self.message_event.set()
+
     async def receive(self) -> "ASGIReceiveEvent":
         """As ASGI has it; a body that is there already is not waited for."""
         if self.more_body or self.waiting_for_100_continue or self.disconnected or self.response_complete:
@@ -45,15 +59,12 @@ class Exchange(RequestResponseCycle):
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": False}
 
-    async def answer(self, response: Response) -> None:
-        """Write the whole answer, once the caller has read what was written before; nothing if the caller is gone."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
+    def answer(self, response: Response) -> None:
+        """Write the whole answer; nothing if the caller is gone."""
         if self.disconnected or self.response_complete:
             return
         self.response_started = self.response_complete = True
         self.transport.write(b"".join(self._pieces(response)))
-        self.message_event.set()
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
@@ -63,7 +74,7 @@ class Exchange(RequestResponseCycle):
         if made_of is not self.default_headers:
             default_lines = b"".join([b"%s: %s\r\n" % header for header in self.default_headers])
             Exchange._default_lines = self.default_headers, default_lines
-        pieces: list[Any] = [STATUS_LINE[response.status], default_lines]
+        pieces = [STATUS_LINE[response.status], default_lines]
         if response.headers:
             if ("connection", "close") in response.headers:
                 self.keep_alive = False

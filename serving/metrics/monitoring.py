@@ -106,29 +106,29 @@ class Monitoring:
         count = self._answered.get((route, status))
         if count is None:
             count = self._answered[route, status] = self._tally(Count(self._requests.labels(route, str(status))))
-        count.add()
+        count.total += 1
         self._flush_soon()
 
     def refused(self, code: str) -> None:
         """Count an error by its code."""
-        self._errors[code].add()
+        self._errors[code].total += 1
 
     def client_gone(self) -> None:
         """Count a caller that hung up."""
-        self._gone.add()
+        self._gone.total += 1
         self._flush_soon()
 
     def expired(self) -> None:
         """Count a request whose deadline passed before the model took any of it."""
-        self._expired.add()
+        self._expired.total += 1
 
     def key_refused(self, reason: str) -> None:
         """Count a request that was refused for its key; `reason` is one of KEY_REFUSALS."""
-        self._refused_keys[reason].add()
+        self._refused_keys[reason].total += 1
 
     def keys_unreadable(self) -> None:
         """Count a file of keys that could not be read, or had wrong lines."""
-        self._key_faults.add()
+        self._key_faults.total += 1
 
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
@@ -136,7 +136,7 @@ class Monitoring:
 
     def answer(self, slot: str) -> None:
         """Count a request that the model in that slot answered; one of SLOTS."""
-        self._answers[slot].add()
+        self._answers[slot].total += 1
 
     def swap(self, outcome: str) -> None:
         """Count what became of a candidate. One worker does, whoever sees it first."""
@@ -146,7 +146,7 @@ class Monitoring:
         """Count a copy of a request. Any thread may call it."""
         self._shadowed[outcome].inc()
         if outcome in ("agrees", "differs"):
-            self._answers["shadow"].add()
+            self._answers["shadow"].total += 1
 
     def candidate_share(self, share: float) -> None:
         """Set the share of the requests that a canary answers, 0 where there is none."""

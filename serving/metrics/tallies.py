@@ -22,19 +22,15 @@ class Tally(Protocol):
 class Count:
     """How often something happened."""
 
-    __slots__ = ("_counter", "_shown", "_total")
+    __slots__ = ("_counter", "_shown", "total")
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._total = self._shown = 0
-
-    def add(self) -> None:
-        """Once more."""
-        self._total += 1
+        self.total = self._shown = 0  # so often; whoever counts adds to the total
 
     def flush(self) -> None:
         """As `Tally.flush`."""
-        total = self._total
+        total = self.total
         if total > self._shown:
             self._counter.inc(total - self._shown)
             self._shown = total

@@ -63,4 +63,4 @@ def metric(inference: Inference, line: str) -> float:
 
 def put_in_place_of(live: LiveModel, run: Callable[[NDArray[Any]], Any]) -> None:
     """Have `run` answer the batches of a live model, all of them on its thread: how long `run` takes was not measured."""
-    live.batcher._run, live.batcher._quick_rows = run, 0
+    live.batcher._run, live.batcher.quick_rows = run, 0
