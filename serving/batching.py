@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,30 +30,33 @@ Run = Callable[[NDArray[Any]], Answers]
 Row = TypeVar("Row")  # what the model says of one row
 
 
-class Batched(NamedTuple, Generic[Row]):
-    """The answers to one request's rows in their order, and how long it waited and ran."""
-
-    rows: Sequence[Row]
-    read_seconds: float  # 0 where the rows were read before
-    queue_seconds: float  # until the first batch that took rows of it began
-    infer_seconds: float  # from then on; several rows may take several batches
-
-
 class Submission(Generic[Row]):
-    """One request's rows on their way: `await submission.answer`, and cancel it to take back what has not run."""
+    """One request's rows on their way: `await submission.answer` for what is said of each, and cancel it to take back what has not run."""
 
-    __slots__ = ("_read", "answer", "inputs", "num_rows", "num_taken", "read_seconds", "rows", "since", "started")
+    __slots__ = (
+        "_read",
+        "_rows",
+        "_started",
+        "answer",
+        "infer_seconds",
+        "inputs",
+        "num_rows",
+        "num_taken",
+        "queue_seconds",
+        "read_seconds",
+    )
 
-    def __init__(self, read: Callable[[], NDArray[Any]], num_rows: int, answer: "asyncio.Future[Batched[Row]]") -> None:
+    def __init__(self, read: Callable[[], NDArray[Any]], num_rows: int, answer: "asyncio.Future[Sequence[Row]]") -> None:
         self._read = read
         self.num_rows = num_rows
         self.inputs: NDArray[Any] = _UNREAD  # (rows, ...) once a batch takes some of them
         self.answer = answer
         self.num_taken = 0  # rows that are in a batch, or were
-        self.rows: Sequence[Row] = ()  # answered so far
-        self.since = perf_counter()
-        self.read_seconds = 0.0
-        self.started = 0.0  # when the first batch began
+        self.read_seconds = 0.0  # stays 0 where the rows were read before
+        self.queue_seconds = 0.0  # until the first batch that took rows of it began
+        self.infer_seconds = 0.0  # from then on; several rows may take several batches
+        self._rows: Sequence[Row] = ()  # answered so far
+        self._started = perf_counter()  # it, and then its first batch
 
     def read(self) -> None:
         """Have the inputs ready. What is wrong with them is this request's alone, and its answer."""
@@ -65,6 +68,18 @@ class Submission(Generic[Row]):
         except Exception as error:
             self.answer.set_exception(error)
         self.read_seconds = perf_counter() - started
+
+    def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
+        """What is said of its rows from `first` on, by a batch that ran from `started` to `ended` (perf_counter)."""
+        if first:
+            rows = [*self._rows, *rows]
+        else:
+            self.queue_seconds, self._started = started - self._started, started
+        if len(rows) < self.num_rows:
+            self._rows = rows
+        elif not self.answer.done():
+            self.infer_seconds = ended - self._started
+            self.answer.set_result(rows)
 
 
 _Part = tuple[Submission[Any], int, int]  # rows of one request in a batch: the first, and the first that is not
@@ -198,16 +213,10 @@ class MicroBatcher(Generic[Row]):
 def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:
     ended = perf_counter()
     begin = 0
-    for submission, first, end in batch:
-        some = rows[begin : begin + end - first]
-        begin += end - first
-        if first:
-            submission.rows = [*submission.rows, *some]
-        else:
-            submission.rows, submission.started = some, started
-        if end == submission.num_rows and not submission.answer.done():
-            queue_seconds = submission.started - submission.since
-            submission.answer.set_result(Batched(submission.rows, submission.read_seconds, queue_seconds, ended - submission.started))
+    for submission, first, last in batch:
+        end = begin + last - first
+        submission.has(rows[begin:end], first, started, ended)
+        begin = end
 
 
 def _fail(batch: list[_Part], error: Exception) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any
 
-from serving.batching import Batched, Submission
+from serving.decoding import Decoded
 from serving.explaining.explainer import Explainer
-from serving.guard.admission import Admission, Visit
+from serving.guard.admission import Admission
 from serving.guard.deadlines import Deadlines
 from serving.guard.server_paths import without_server_paths
 from serving.keeping import open_keeper
@@ -22,7 +22,7 @@ from serving.metrics.gpu_metrics import open_gpu_metrics
 from serving.metrics.monitoring import Monitoring
 from serving.metrics.process_metrics import ProcessMetrics
 from serving.metrics.sampling import Sampler
-from serving.model import AnsweredRow, InvalidAnswerError, ServedModel, finite_answers, load_model
+from serving.model import InvalidAnswerError, ServedModel, finite_answers, load_model
 from serving.observing import Answered, Observer
 from serving.payload import Payload
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
@@ -183,25 +183,55 @@ class Inference:
         return self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
 
     async def _predict_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
-        """The answer of one model, which the request may not outlive."""
-        visit = self._admission.enter(len(payload.items))
-        model = live.model
+        """The answer of one model, which the request may not outlive.
+
+        One that is cancelled before the model took any of it is counted as expired.
+        """
+        num_items = len(payload.items)
+        self._admission.enter(num_items)
+        model, submission = live.model, None
         try:
             with live:  # it does not end before the request does
-                is_list, submission, batched = await self._run(live, payload, visit)
-            answers = finite_answers(batched.rows)
-            self.monitoring.answer(live.slot)
-            if self._observers:
-                execution = model.selection.actual
-                answered = Answered(request_id, payload, is_list, submission.inputs, model.bundle, execution, batched.rows, answers)
-                for observer in self._observers:
-                    observer.offer(answered)
-            return ({"predictions": answers} if is_list else answers[0]) | {"model_version": model.version, "request_id": request_id}
+                reader, is_list = live.reader(payload), False
+                if reader:
+                    submission = live.batcher.submit_unread(reader, 1)
+                else:
+                    decoded = await self._decode(live, payload)
+                    self._admission.grow(len(decoded.inputs) - num_items)
+                    num_items, is_list = len(decoded.inputs), decoded.is_list
+                    submission = live.batcher.submit(decoded.inputs)
+                rows = await submission.answer
+            answers = finite_answers(rows)
+        except asyncio.CancelledError:
+            if submission is None or not submission.num_taken:
+                self.monitoring.expired()
+            raise
         except InvalidAnswerError as error:
             logger.error("model %s: %s", model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
+        except Exception as error:
+            if submission is None or isinstance(error, Refusal):  # it could not be decoded, or was sent out of the queue again
+                raise
+            logger.exception("the model failed")
+            raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
         finally:
-            visit.leave()
+            self._admission.leave(num_items)
+        if reader:
+            self._decoded(submission.read_seconds)
+        self._queued(submission.queue_seconds)
+        self._inferred(submission.infer_seconds)
+        self.monitoring.answer(live.slot)
+        if self._observers:
+            answered = Answered(request_id, payload, is_list, submission.inputs, model.bundle, model.selection.actual, rows, answers)
+            for observer in self._observers:
+                observer.offer(answered)
+        return ({"predictions": answers} if is_list else answers[0]) | {"model_version": model.version, "request_id": request_id}
+
+    async def _decode(self, live: LiveModel, payload: Payload) -> Decoded:
+        started = perf_counter()
+        decoded = await live.decoder.decode(*payload.items)
+        self._decoded(perf_counter() - started)
+        return decoded
 
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
@@ -224,40 +254,6 @@ class Inference:
         if self._live is None:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
-
-    async def _run(self, live: LiveModel, payload: Payload, visit: Visit) -> tuple[bool, Submission[AnsweredRow], Batched[AnsweredRow]]:
-        """Whether a request is a list, its rows, and what the model says of them.
-
-        One that is cancelled before the model took any of it is counted as expired.
-        """
-        submission: Submission[AnsweredRow] | None = None
-        try:
-            reader = live.reader(payload)
-            if reader:
-                is_list = False
-                submission = live.batcher.submit_unread(reader, 1)
-            else:
-                started = perf_counter()
-                decoded = await live.decoder.decode(*payload.items)
-                self._decoded(perf_counter() - started)
-                visit.has_items(len(decoded.inputs))
-                is_list = decoded.is_list
-                submission = live.batcher.submit(decoded.inputs)
-            batched = await submission.answer
-        except asyncio.CancelledError:
-            if submission is None or not submission.num_taken:
-                self.monitoring.expired()
-            raise
-        except Exception as error:
-            if submission is None or isinstance(error, Refusal):  # it could not be decoded, or was sent out of the queue again
-                raise
-            logger.exception("the model failed")
-            raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
-        if reader:
-            self._decoded(batched.read_seconds)
-        self._queued(batched.queue_seconds)
-        self._inferred(batched.infer_seconds)
-        return is_list, submission, batched
 
     def _shed(self, num_kept: int) -> None:
         if self._live:

@@ -18,6 +18,7 @@ _HEAD = Struct(">16sII5sI")  # the signature, width, height, what _MODES has, an
 _SIZE = Struct(">16sII")  # the first of these
 _CHECKED = slice(12, _HEAD.size - 4)  # what that checksum is of
 _CHUNK = Struct(">I4s")  # the length and the type of a chunk; its content and its checksum follow
+_END = b"\0\0\0\0IEND" + zlib.crc32(b"IEND").to_bytes(4)  # the last chunk
 _MODES = {b"\x08\0\0\0\0": "L", b"\x08\x02\0\0\0": "RGB"}  # bits, kind of colour, compression, filter, interlacing
 _WITHOUT_EFFECT = {b"gAMA": 4, b"pHYs": 9, b"sRGB": 1}  # bytes of chunks that neither change a pixel nor can be wrong
 
@@ -64,6 +65,11 @@ def decode_plain_png(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | Non
 def _has_plain_chunks(payload: bytes) -> bool:
     """Whether there is no chunk that Pillow might heed, and the file does not break off."""
     begin, size = _HEAD.size, len(payload)
+    if size < begin + 8:
+        return False
+    length, kind = _CHUNK.unpack_from(payload, begin)
+    if kind == b"IDAT" and size == begin + length + 24 and payload.endswith(_END):  # no other chunks, as small ones mostly are
+        return True
     while begin + 8 <= size:
         length, kind = _CHUNK.unpack_from(payload, begin)
         end = begin + length + 12

@@ -6,12 +6,13 @@ longer than it would have, or one row where a single one takes more.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batching import Batched, MicroBatcher
+from serving.batching import MicroBatcher
 from serving.model import AnsweredRow
 from serving.responses import Refusal
 
@@ -35,15 +36,16 @@ class BackgroundRows:
         while len(outputs) < len(rows):
             while self._batcher.num_waiting:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-            answers = await self.submit(rows[len(outputs) : len(outputs) + self._batch_size])
-            outputs += [row.outputs for row in answers.rows]
-            self._adapt(answers.infer_seconds)
+            answers, seconds = await self.submit(rows[len(outputs) : len(outputs) + self._batch_size])
+            outputs += [row.outputs for row in answers]
+            self._adapt(seconds)
         return np.stack(outputs)
 
-    async def submit(self, rows: NDArray[Any]) -> Batched[AnsweredRow]:
-        """What the model says of rows, at once, in line with everybody else; Refusal if it fails, or has too much to do."""
+    async def submit(self, rows: NDArray[Any]) -> tuple[Sequence[AnsweredRow], float]:
+        """What the model says of rows, in line with everybody else, and the seconds it took; Refusal if it fails, or has too much to do."""
+        submission = self._batcher.submit(rows)
         try:
-            return await self._batcher.submit(rows).answer
+            return await submission.answer, submission.infer_seconds
         except Refusal:  # sent out of the queue again
             raise
         except Exception as error:

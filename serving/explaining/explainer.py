@@ -63,11 +63,11 @@ class Explainer:
         """The answer to the item itself, and how many copies of it can be asked about."""
         seconds = float("inf")
         for _ in range(_TRIES):
-            answered = await rows.submit(item[np.newaxis])
-            seconds = min(seconds, answered.infer_seconds)
+            answers, taken = await rows.submit(item[np.newaxis])
+            seconds = min(seconds, taken)
             if seconds * ROWS[0] <= self._budget_s:
                 break
-        return answered.rows[0], next((num_rows for num_rows in ROWS if num_rows * seconds <= self._budget_s), ROWS[-1])
+        return answers[0], next((num_rows for num_rows in ROWS if num_rows * seconds <= self._budget_s), ROWS[-1])
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ class Admission:
         """Items a second that can be answered; infinity while nothing is known."""
         return self._batch_speed if self._speed is None else self._speed
 
-    def enter(self, num_items: int = 1) -> "Visit":
+    def enter(self, num_items: int = 1) -> None:
         """Let a request in, of so many items as far as is known. Refusal if it has to stay outside."""
         if self._ask(num_items):
             self._shed(self.most_items)
@@ -119,7 +119,6 @@ class Admission:
             raise self.overload()
         self._num_requests += 1
         self._num_items += num_items
-        return Visit(self, num_items)
 
     def ran(self, size: int, seconds: float) -> None:
         """Note a batch that the model answered, before its requests leave."""
@@ -134,8 +133,8 @@ class Admission:
         """A request that was let in has more items than was known."""
         self._num_items += more_items
 
-    def leave(self, num_items: int) -> None:
-        """A request is answered, or given up."""
+    def leave(self, num_items: int = 1) -> None:
+        """A request, of so many items as is known by now, is answered, or given up."""
         self._num_requests -= 1
         self._num_items -= num_items
         if self._num_items < self._window_least:
@@ -178,22 +177,3 @@ class Admission:
         speed = self.speed()
         seconds = max(1, math.ceil(self._demand / speed)) if 0 < speed < math.inf else 1
         return Refusal("queue_full", f"{reason}; try again in {seconds} s", headers=(("retry-after", str(seconds)),))
-
-
-class Visit:
-    """One request that was let in, until it leaves."""
-
-    __slots__ = ("_admission", "_num_items")
-
-    def __init__(self, admission: Admission, num_items: int) -> None:
-        self._admission = admission
-        self._num_items = num_items
-
-    def has_items(self, num_items: int) -> None:
-        """It is known now how many items it has."""
-        self._admission.grow(num_items - self._num_items)
-        self._num_items = num_items
-
-    def leave(self) -> None:
-        """It is over."""
-        self._admission.leave(self._num_items)

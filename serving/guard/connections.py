@@ -96,6 +96,8 @@ class Connection(HttpToolsProtocol):
         self._received_bytes = self._pending_bytes + len(data)
         super().data_received(data)
         self._pending_bytes = 0 if self._went_on else self._received_bytes
+        if self._went_on and self._is_in_head:  # a whole request, as nearly always
+            return
         if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and self not in self._lingering:
             self._refuse(_headers_too_large())
         elif self._head_has_ended and not self._is_in_head:
@@ -208,7 +210,8 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._is_in_head:  # else its body is still waited for

@@ -24,6 +24,8 @@ class Exchange(RequestResponseCycle):
     _default_lines: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = [], b""  # of headers that uvicorn makes once a second
     request: Request  # set by whoever makes it, and taken away when it is answered: it holds our `receive`, which is a ring
     task: "asyncio.Task[None]"  # that answers it, once it has begun
+    more_body = True
+    disconnected = response_started = response_complete = False
 
     def __init__(self, connection: "HttpToolsProtocol", *, keep_alive: bool, expects_100_continue: bool) -> None:
         # Not uvicorn's, which asks for a scope.
@@ -34,8 +36,6 @@ class Exchange(RequestResponseCycle):
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = expects_100_continue
         self.body = bytearray()
-        self.more_body = True
-        self.disconnected = self.response_started = self.response_complete = False
 
     def take(self, piece: bytes) -> None:
         """More of the body is there."""
@@ -54,7 +54,8 @@ class Exchange(RequestResponseCycle):
         """As ASGI has it; a body that is there already is not waited for."""
         if self.more_body or self.waiting_for_100_continue or self.disconnected or self.response_complete:
             return await super().receive()
-        self.flow.resume_reading()  # it may have been too much at once; a caller that hangs up is to be noticed
+        if self.flow.read_paused:  # it was too much at once; a caller that hangs up is to be noticed
+            self.flow.resume_reading()
         self.message_event.clear()
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": False}

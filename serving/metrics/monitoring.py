@@ -107,7 +107,8 @@ class Monitoring:
         if count is None:
             count = self._answered[route, status] = self._tally(Count(self._requests.labels(route, str(status))))
         count.total += 1
-        self._flush_soon()
+        if self._flushing is None:
+            self._flush_soon()
 
     def refused(self, code: str) -> None:
         """Count an error by its code."""
@@ -116,7 +117,8 @@ class Monitoring:
     def client_gone(self) -> None:
         """Count a caller that hung up."""
         self._gone.total += 1
-        self._flush_soon()
+        if self._flushing is None:
+            self._flush_soon()
 
     def expired(self) -> None:
         """Count a request whose deadline passed before the model took any of it."""
@@ -207,12 +209,15 @@ class Monitoring:
     def close(self) -> None:
         """Write all counts, and from now on each at once: the event loop may end at any time."""
         self._is_closed = True
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
         self.flush()
 
     def _flush_soon(self) -> None:
         if self._is_closed:
             self.flush()
-        elif self._flushing is None:
+        else:
             self._flushing = asyncio.get_running_loop().call_later(FLUSH_S, self._flush_now)
 
     def _flush_now(self) -> None:

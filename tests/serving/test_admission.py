@@ -218,10 +218,10 @@ def test_a_request_of_many_rows_counts_as_many() -> None:
     worker = Simulated()
     closed_loop(worker, 32, 5)
     list(worker.advance(6))
-    visit = worker.admission.enter()
-    visit.has_items(1000)  # four seconds of work
+    worker.admission.enter()
+    worker.admission.grow(999)  # four seconds of work
     assert not worker.ask()
-    visit.leave()
+    worker.admission.leave(1000)
     assert worker.admission.num_items == 0
 
 

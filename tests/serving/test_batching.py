@@ -1,7 +1,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ def rows(*values: int) -> NDArray[np.uint8]:
     return np.repeat(np.array(values, dtype=np.uint8)[:, np.newaxis], 3, axis=1)
 
 
-async def answers(batcher: MicroBatcher[int], *values: int) -> list[int]:
-    return (await batcher.submit(rows(*values)).answer).rows
+async def answers(batcher: MicroBatcher[int], *values: int) -> Sequence[int]:
+    return await batcher.submit(rows(*values)).answer
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -101,7 +101,7 @@ def test_a_quick_batch_waits_as_long_as_each_turn_of_the_event_loop_brings_anoth
         model = Recorder()
         batcher = MicroBatcher(model.run, 8, quick_rows=8)
 
-        async def after(num_turns: int) -> list[int]:
+        async def after(num_turns: int) -> Sequence[int]:
             for _ in range(num_turns):
                 await asyncio.sleep(0)
             return await answers(batcher, num_turns)
@@ -152,7 +152,7 @@ def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_
         assert batcher.num_waiting == 10
         submissions[4].answer.cancel()
         found = await asyncio.gather(*(one.answer for one in submissions), return_exceptions=True)
-        assert [getattr(one, "rows", type(one)) for one in found] == [[2, 2], ValueError, [4, 4], RuntimeError, asyncio.CancelledError]
+        assert [one if isinstance(one, list) else type(one) for one in found] == [[2, 2], ValueError, [4, 4], RuntimeError, asyncio.CancelledError]
         assert model.batches == [[1, 1, 2], [2]]
         assert read == [1, 7, 2, 8]  # none twice, and none that nobody waits for
         assert submissions[2].inputs.tolist() == rows(2, 2).tolist()
@@ -202,7 +202,7 @@ def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> Non
         assert batcher.num_waiting == 8
         model.gate.set()
         found = [await submission.answer for submission in submissions]
-        assert [batched.rows for batched in found] == [[0], [2, 4], [6, 8, 10, 12, 14], [16]]
+        assert found == [[0], [2, 4], [6, 8, 10, 12, 14], [16]]
         assert model.batches == [[0], [1, 2, 3, 4], [5, 6, 7, 8]]
         await batcher.close()
 
@@ -224,7 +224,9 @@ def test_a_lone_request_does_not_wait_for_company() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
-        assert (await batcher.submit(rows(1)).answer).queue_seconds < 0.05
+        submission = batcher.submit(rows(1))
+        await submission.answer
+        assert submission.queue_seconds < 0.05
         assert model.batches == [[1]]
         await batcher.close()
 
@@ -238,9 +240,9 @@ def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model() -> Non
         first, second = await submit_while_busy(batcher, model, [[1]])
         await asyncio.sleep(0.2)
         model.gate.set()
-        batched = await first.answer, await second.answer
-        assert batched[0].infer_seconds > 0.19 > batched[0].queue_seconds
-        assert batched[1].queue_seconds > 0.19 > batched[1].infer_seconds
+        await asyncio.gather(first.answer, second.answer)
+        assert first.infer_seconds > 0.19 > first.queue_seconds
+        assert second.queue_seconds > 0.19 > second.infer_seconds
         await batcher.close()
 
     run(work())
@@ -255,8 +257,7 @@ def test_an_expired_request_never_reaches_the_model_and_its_neighbours_do() -> N
             async with asyncio.timeout(0.01):
                 await submissions[2].answer
         model.gate.set()
-        found = await asyncio.gather(submissions[1].answer, submissions[3].answer)
-        assert [batched.rows for batched in found] == [[2], [6]]
+        assert [await submissions[number].answer for number in (1, 3)] == [[2], [6]]
         assert model.batches == [[0], [1, 3]]
         assert [submission.num_taken for submission in submissions] == [1, 1, 0, 1]
         await batcher.close()
@@ -275,7 +276,7 @@ def test_of_a_request_that_expires_between_its_batches_the_rest_never_reaches_th
             await asyncio.sleep(0.001)
         large.answer.cancel()
         model.gate.set()
-        assert (await behind.answer).rows == [10]
+        assert await behind.answer == [10]
         assert model.batches == [[1, 2], [5]]
         await batcher.close()
 
@@ -289,7 +290,7 @@ def test_a_request_that_expires_in_the_running_batch_hurts_no_neighbour() -> Non
         submissions = await submit_while_busy(batcher, model, [[1]])
         submissions[0].answer.cancel()
         model.gate.set()
-        assert (await submissions[1].answer).rows == [2]
+        assert await submissions[1].answer == [2]
         await batcher.close()
 
     run(work())
@@ -325,7 +326,7 @@ def test_close_lets_the_queue_run_empty() -> None:
         submissions = await submit_while_busy(batcher, model, [[1], [2], [3]])
         model.gate.set()
         await batcher.close()
-        assert [submission.answer.result().rows for submission in submissions] == [[0], [2], [4], [6]]
+        assert [submission.answer.result() for submission in submissions] == [[0], [2], [4], [6]]
 
     run(work())
 

@@ -112,7 +112,7 @@ def test_what_was_in_time_is_forgotten_at_once() -> None:
         deadlines = Deadlines(60)
         await asyncio.gather(*(quick(deadlines) for _ in range(100)))
         gc.collect()
-        assert not deadlines._running
+        assert not deadlines.running
         assert not [found for found in gc.get_objects() if type(found) is Large]
 
     run(work())
