@@ -5,10 +5,10 @@ otherwise use again at once. What is only counted leaves a few numbers.
 """
 
 import random
-from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,41 +22,56 @@ _SPARE = 1.5  # more is taken than there was time for, so that the share finds i
 _FEWEST = 16  # rows of a round
 _AT_ONCE = 64  # requests
 _NOTHING: NDArray[Any] = np.empty(0)
+_IS_OUTLIER, _LABEL = itemgetter("is_outlier"), itemgetter("label")
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
+
+Request = tuple[Sequence[dict[str, Any]], NDArray[Any]]  # its answers, and its inputs: (rows, ...), of tables alone
 
 
 class Counts:
     """What is counted of every row that one model answered."""
 
-    __slots__ = ("bundle", "confidence_sum", "confidences", "inputs", "is_table", "labels", "num_outliers", "num_rows", "variant")
+    __slots__ = (
+        "bundle",
+        "confidence_sum",
+        "confidences",
+        "has_labels",
+        "inputs",
+        "is_table",
+        "labels",
+        "num_outliers",
+        "num_rows",
+        "variant",
+    )
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.bundle, self.variant = bundle, variant
         self.is_table = bundle.manifest.input.kind == "columns"
+        self.has_labels = bundle.manifest.output.kind == "probabilities"
         self.num_rows = self.num_outliers = 0
-        self.labels: dict[str, int] = {}  # of rows with a class
-        self.confidences = list(_NO_BUCKETS)  # of them, by the bounds of CONFIDENCES
+        self.labels: Counter[str] = Counter()
+        self.confidences = list(_NO_BUCKETS)  # by the bounds of CONFIDENCES
         self.confidence_sum = 0.0
         self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request, of tables alone
 
-    def add(self, answers: Sequence[dict[str, Any]], inputs: NDArray[Any]) -> None:
-        """Count the rows of a request that this model answered; `inputs` are (rows, ...)."""
-        for answer in answers:
-            self.num_outliers += answer["is_outlier"]
-            label = answer.get("label")
-            if label is not None:
-                self.labels[label] = self.labels.get(label, 0) + 1
-                confidence = answer["probabilities"][label]
-                self.confidences[bisect_left(CONFIDENCES, confidence)] += 1
-                self.confidence_sum += confidence
-        self.num_rows += len(answers)
+    def add(self, requests: Sequence[Request]) -> None:
+        """Count the rows of requests that this model answered."""
+        answers = [answer for request in requests for answer in request[0]]
+        self.num_outliers += sum(map(_IS_OUTLIER, answers))
+        if self.has_labels and answers:
+            labels = list(map(_LABEL, answers))
+            confidences = np.array([answer["probabilities"][label] for answer, label in zip(answers, labels, strict=True)])
+            self.labels.update(labels)
+            for bucket, count in enumerate(np.bincount(np.searchsorted(CONFIDENCES, confidences)).tolist()):
+                self.confidences[bucket] += count
+            self.confidence_sum += float(confidences.sum())
         if self.is_table:
-            self.inputs.append(inputs)
+            self.inputs.extend([inputs for _, inputs in requests])
+        self.num_rows += len(answers)  # the last, since it tells that there is more
 
     def include(self, labels: dict[str, int], confidences: Sequence[int], confidence_sum: float, num_outliers: int, num_rows: int) -> None:
         """Add what was counted elsewhere, without its inputs."""
-        for label, count in labels.items():
-            self.labels[label] = self.labels.get(label, 0) + count
+        self.labels.update(labels)
         self.confidences = [mine + its for mine, its in zip(self.confidences, confidences, strict=True)]
         self.confidence_sum += confidence_sum
         self.num_outliers += num_outliers
@@ -72,7 +87,7 @@ class RunningCounts:
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.totals = Counts(bundle, variant)
-        self._waiting: deque[tuple[Sequence[dict[str, Any]], NDArray[Any]]] = deque()  # answers and inputs
+        self._waiting: deque[Request] = deque()
         self._labels: dict[str, int] = {}  # as they were read last
         self._confidences: Sequence[int] = _NO_BUCKETS
         self._confidence_sum, self._num_outliers, self._num_rows = 0.0, 0, 0
@@ -115,9 +130,11 @@ class RunningCounts:
         self._num_direct += counts.num_rows - num_before
 
     def _count_into(self, counts: Counts) -> None:
+        taken = []
         with suppress(IndexError):  # the other thread may take the last one
             while self._waiting:
-                counts.add(*self._waiting.popleft())
+                taken.append(self._waiting.popleft())
+        counts.add(taken)
 
 
 class Thinning:

@@ -215,7 +215,8 @@ class Watcher:
             self._bytes_taken += answered.inputs.nbytes
             group = group_of(answered.bundle, answered.execution.variant)
             group.answered.append(answered)
-            group.counts.add(answered.answers, answered.inputs)
+        for group in groups.values():
+            group.counts.add([(answered.answers, answered.inputs) for answered in group.answered])
         for running in [*self._counted.values(), *self._idle]:
             if running.is_new:
                 running.move_to(group_of(running.totals.bundle, running.totals.variant).counts)

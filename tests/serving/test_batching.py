@@ -152,7 +152,8 @@ def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_
         assert batcher.num_waiting == 10
         submissions[4].answer.cancel()
         found = await asyncio.gather(*(one.answer for one in submissions), return_exceptions=True)
-        assert [one if isinstance(one, list) else type(one) for one in found] == [[2, 2], ValueError, [4, 4], RuntimeError, asyncio.CancelledError]
+        kinds = [one if isinstance(one, list) else type(one) for one in found]
+        assert kinds == [[2, 2], ValueError, [4, 4], RuntimeError, asyncio.CancelledError]
         assert model.batches == [[1, 1, 2], [2]]
         assert read == [1, 7, 2, 8]  # none twice, and none that nobody waits for
         assert submissions[2].inputs.tolist() == rows(2, 2).tolist()

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -373,7 +372,7 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     one = Watcher(settings, metrics, lambda: None)
     for begin in range(0, 2000, 500):
         for number in range(begin, begin + 500):
-            one.offer(replace(answered(certified, 0), request_id=f"id-{number}"))
+            one.offer(answered(certified, 0)._replace(request_id=f"id-{number}"))
         time.sleep(0.1)
     one.close()
     counted = dict(re.findall(r'slipway_watched_rows_total{outcome="(\w+)"} (\S+)', generate_latest(registry).decode()))
@@ -384,7 +383,7 @@ def test_the_processor_time_is_bounded_by_thinning_out(
 
 def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or_lost(certified: Path) -> None:
     one = answered(certified, 0)
-    others = replace(one, answers=[{"label": "dark", "probabilities": {"dark": 1.0}, "is_outlier": True}] * 2)
+    others = one._replace(answers=[{"label": "dark", "probabilities": {"dark": 1.0}, "is_outlier": True}] * 2)
     running, found = RunningCounts(one.bundle, "fp32"), Counts(one.bundle, "fp32")
     ended = threading.Event()
 
