@@ -166,20 +166,21 @@ class MicroBatcher(Generic[Row]):
     def _take(self) -> list[_Part]:
         """The rows of the next batch, the oldest first, without those of requests that nobody waits for any more."""
         batch: list[_Part] = []
-        room = self._max_batch_size
-        while self._waiting and room:
-            submission = self._waiting[0]
-            if submission.inputs is _UNREAD and not submission.answer.done():
+        room, waiting = self._max_batch_size, self._waiting
+        while waiting and room:
+            submission = waiting[0]
+            is_answered = submission.answer.done
+            if submission.inputs is _UNREAD and not is_answered():
                 submission.read()
-            if submission.answer.done():
-                self._waiting.popleft()
+            if is_answered():
+                waiting.popleft()
                 continue
-            first = submission.num_taken
-            submission.num_taken = end = min(first + room, submission.num_rows)
+            first, num_rows = submission.num_taken, submission.num_rows
+            submission.num_taken = end = min(first + room, num_rows)
             room -= end - first
             batch.append((submission, first, end))
-            if end == submission.num_rows:
-                self._waiting.popleft()
+            if end == num_rows:
+                waiting.popleft()
         return batch
 
     async def _answer(self, batch: list[_Part]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from serving.payload import Payload
 from serving.responses import ClientGoneError, Refusal
@@ -80,8 +80,16 @@ def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
     """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
-    body = io.BytesIO()  # gives its bytes away without copying them
-    await _feed(headers, receive, max_bytes, body.write)
+    _require_acceptable(headers, max_bytes)
+    message = await receive()
+    piece = _piece(message, max_bytes, 0)
+    if not message.get("more_body", False):  # as nearly always
+        return piece
+    body = io.BytesIO(piece)  # gives its bytes away without copying them
+    body.seek(0, io.SEEK_END)
+    while message.get("more_body", False):
+        message = await receive()
+        body.write(_piece(message, max_bytes, body.tell()))
     return body.getvalue()
 
 
@@ -91,13 +99,19 @@ async def _feed(headers: Headers, receive: Receive, max_bytes: int, take: Callab
     num_bytes, is_more = 0, True
     while is_more:
         message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        piece, is_more = message.get("body", b""), message.get("more_body", False)
+        piece, is_more = _piece(message, max_bytes, num_bytes), message.get("more_body", False)
         num_bytes += len(piece)
-        if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
         take(piece)
+
+
+def _piece(message: Message, max_bytes: int, num_before: int) -> bytes:
+    """What a message has of a body; Refusal if that is too much with what came before."""
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    piece: bytes = message.get("body", b"")
+    if num_before + len(piece) > max_bytes:
+        raise _too_large(max_bytes)
+    return piece
 
 
 def _require_acceptable(headers: Headers, max_bytes: int) -> None:

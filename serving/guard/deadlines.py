@@ -13,25 +13,22 @@ class Deadlines:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.running: dict[Deadline, float] = {}  # when each ends, the first first: event loop's seconds
-        self._timer: asyncio.TimerHandle | None = None
+        self.is_armed = False
 
     def deadline(self) -> "Deadline":
         """To be entered by the task whose time runs: `with deadlines.deadline():`."""
         return Deadline(self)
 
-    def begin(self, deadline: "Deadline") -> None:
-        """Let its time run; it takes itself out of `running`."""
-        loop = asyncio.get_running_loop()
-        self.running[deadline] = end = loop.time() + self.seconds
-        if self._timer is None:
-            self._timer = loop.call_at(end, self._expire)
+    def arm(self, end: float) -> None:
+        """Have the timer go off for the first deadline that runs."""
+        self.is_armed = True
+        asyncio.get_running_loop().call_at(end, self._expire)
 
     def _expire(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer, now = None, loop.time()
+        self.is_armed, now = False, asyncio.get_running_loop().time()
         for deadline, end in list(self.running.items()):
             if end > now:
-                self._timer = loop.call_at(end, self._expire)
+                self.arm(end)
                 return
             del self.running[deadline]
             deadline.expire()
@@ -50,8 +47,10 @@ class Deadline:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a deadline is a task's")
-        self._task = task
-        self._all.begin(self)
+        self._task, all_of_them = task, self._all
+        all_of_them.running[self] = end = asyncio.get_running_loop().time() + all_of_them.seconds
+        if not all_of_them.is_armed:
+            all_of_them.arm(end)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._is_expired:
