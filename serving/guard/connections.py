@@ -62,7 +62,8 @@ class Connection(HttpToolsProtocol):
         self._is_last_look = False
         self._is_in_head = True
         self._head_has_ended = False  # with what was received last
-        self._received_bytes = 0  # of this request's head so far, or more
+        self._new_bytes = 0  # received last
+        self._head_bytes = 0  # received since the data in which this request began, and with it
         self._pending_bytes = 0  # received since the last piece of a body, or the last whole request
         self._went_on = False
         self._logs_requests = self.access_logger.isEnabledFor(logging.INFO)
@@ -93,9 +94,10 @@ class Connection(HttpToolsProtocol):
         if self in self._lingering:
             return  # it was refused; read, so that the kernel resets nothing, and forgotten
         self._went_on = self._head_has_ended = False
-        self._received_bytes = self._pending_bytes + len(data)
+        self._new_bytes = len(data)
+        self._head_bytes += self._new_bytes
         super().data_received(data)
-        self._pending_bytes = 0 if self._went_on else self._received_bytes
+        self._pending_bytes = 0 if self._went_on else self._pending_bytes + self._new_bytes
         if self._went_on and self._is_in_head:  # a whole request, as nearly always
             return
         if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and self not in self._lingering:
@@ -107,7 +109,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins. uvicorn would make a scope of it, which most never need."""
-        self.url, self.headers = b"", []
+        self.url, self.headers, self._head_bytes = b"", [], self._new_bytes
 
     def on_url(self, url: bytes) -> None:
         """Count it."""
@@ -123,7 +125,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
-        if self._received_bytes > MAX_HEADER_BYTES and self._head_bytes() > MAX_HEADER_BYTES:
+        if self._head_bytes > MAX_HEADER_BYTES and self._exact_head_bytes() > MAX_HEADER_BYTES:
             self._stop_parsing(_headers_too_large())
         version, asks_for_upgrade = self.parser.get_http_version(), self.parser.should_upgrade()
         try:
@@ -198,7 +200,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
         self._went_on, self._is_in_head, self._deadline = True, True, None
 
-    def _head_bytes(self) -> int:
+    def _exact_head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def send_400_response(self, msg: str) -> None:
@@ -281,7 +283,7 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
-@functools.lru_cache(256)  # callers repeat themselves; bounded, since they choose it
+@functools.lru_cache(64)  # callers repeat themselves; bounded, since they choose it
 def _path_and_query(url: bytes) -> tuple[str, bytes]:
     """The path decoded."""
     parsed = httptools.parse_url(url)

@@ -43,8 +43,13 @@ def watched_bundle(folder: Path) -> LoadedBundle:
     drawn = np.random.default_rng(2).random((NUM_REFERENCE, 1))
     targets = (outputs.cumsum(axis=1) < drawn).sum(axis=1).astype(np.float64)  # as often right as the confidence says
     scores = (rows.reshape(NUM_REFERENCE, -1).mean(axis=1) / 255).astype(np.float32)
+    return with_reference(folder, bundle, ReferenceRows(rows, outputs, scores, targets))
+
+
+def with_reference(folder: Path, bundle: LoadedBundle, rows: ReferenceRows) -> LoadedBundle:
+    """`folder`/bundle with a reference of these rows, and its certificate."""
     manifest = bundle.manifest
-    reference = build_reference(manifest.input, manifest.output, manifest.calibration, ReferenceRows(rows, outputs, scores, targets))
+    reference = build_reference(manifest.input, manifest.output, manifest.calibration, rows)
     payload = reference_bytes(reference)
     (bundle.root / DRIFT).write_bytes(payload)
     bundles.write_manifest(bundle.root, manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)}))
