@@ -191,6 +191,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._went_on, self._is_in_head, self._header_bytes, self._num_headers = True, True, 0, 0
         self._arrived()
+        if self.cycle is not None and self.cycle.response_complete:  # it was answered before its body had ended
+            self._wait(self.timeout_keep_alive)
 
     def send_400_response(self, msg: str) -> None:
         """What the parser did not take, in the one shape of every error."""

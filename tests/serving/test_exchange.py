@@ -287,3 +287,21 @@ def test_a_connection_ends_when_nothing_more_comes(piece: bytes, status: bytes |
         connection.connection_lost(None)
 
     asyncio.run(work())
+
+
+def test_a_connection_whose_body_ended_after_its_answer_is_not_kept_for_good(make_settings: MakeSettings) -> None:
+    """As when a body is too large, or for no path: it is answered at once, and the rest still comes."""
+
+    async def work() -> None:
+        connection, transport = connected(make_settings)
+        connection.data_received(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n")
+        await turns()
+        assert transport.written.startswith(b"HTTP/1.1 404 ")
+        connection.data_received(b"abc")
+        await asyncio.sleep(0.6)
+        was_closed = transport.is_closed
+        await asyncio.sleep(0.8)
+        assert (was_closed, transport.is_closed) == (False, True)
+        connection.connection_lost(None)
+
+    asyncio.run(work())
