@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Exchange(RequestResponseCycle):
     """Has what uvicorn's connection looks at and sets in one of its own, but is asked and answered without ASGI."""
 
-    request: Request  # set by whoever makes it, and taken away when it is answered: it holds our `receive`, which is a ring
+    request: Request  # set by whoever makes it
     task: "asyncio.Task[None]"  # that answers it, once it has begun
 
     def __init__(self, connection: "HttpToolsProtocol", *, keep_alive: bool, expects_100_continue: bool) -> None:
@@ -75,3 +75,12 @@ class Exchange(RequestResponseCycle):
         if self.request.method != "HEAD":
             pieces.append(response.body)
         return pieces
+
+    def let_go(self) -> None:
+        """It is over. What is held here holds the exchange: memory that only Python's search for such rings would find."""
+        del self.request
+        self.on_response = _nothing
+
+
+def _nothing() -> None:
+    """The answer has ended before."""
