@@ -201,7 +201,11 @@ def test_a_caller_that_waits_to_be_asked_is_asked_when_its_body_is_read() -> Non
 
 def connected(make_settings: MakeSettings, **variables: Any) -> tuple[Connection, Transport]:
     """A connection of a service whose model is not loaded: `/livez` is answered."""
-    inference = Inference(make_settings(**variables))
+    return connected_to(Inference(make_settings(**variables)))
+
+
+def connected_to(inference: Inference) -> tuple[Connection, Transport]:
+    """A connection of that service."""
     config = uvicorn.Config(app=behind, log_config=None, timeout_keep_alive=1)
     connection = Connection(inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={})
     transport = Transport()
