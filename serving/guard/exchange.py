@@ -48,7 +48,8 @@ class Exchange(RequestResponseCycle):
         """Write the whole answer, once the caller has read what was written before; nothing if the caller is gone."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
-        if self.disconnected or self.response_complete:
+        # Only the last request of a connection is told that its caller is gone.
+        if self.disconnected or self.response_complete or self.transport.is_closing():
             return
         self.response_started = self.response_complete = True
         self.transport.write(b"".join(self._pieces(response)))

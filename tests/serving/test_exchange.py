@@ -148,6 +148,24 @@ def test_nothing_is_written_to_a_caller_that_is_gone() -> None:
     asyncio.run(work())
 
 
+def test_nothing_is_written_to_a_connection_that_is_closed_although_others_waited_behind() -> None:
+    """uvloop would raise."""
+
+    async def work() -> None:
+        transport = Transport()
+        exchange, ended = exchange_of(transport)
+        exchange.flow.pause_writing()
+        answering = asyncio.create_task(exchange.answer(ANSWERS[0]))
+        await asyncio.sleep(0)
+        transport.close()
+        exchange.flow.resume_writing()  # as when the connection is lost
+        await answering
+        assert not transport.written
+        assert not ended
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("header", [("x-name", "a\r\nset-cookie: b"), ("x name", "a"), ("x-name", "a\0")])
 def test_a_header_that_would_end_before_its_end_is_never_written(header: tuple[str, str]) -> None:
     async def work() -> None:
