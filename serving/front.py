@@ -71,11 +71,13 @@ class Front:
             response = await handler(request)
         except Refusal as refusal:
             response = self._refuse(refusal, request)
+            _let_go_of_frames(refusal)
         except ClientGoneError:
             self._inference.monitoring.client_gone()
             return None
-        except Exception:
+        except Exception as error:
             logger.exception("request %s failed", request.id)
+            _let_go_of_frames(error)
             response = self._refuse(Refusal("internal", "the service failed; its log has the details"), request)
         if waiting and not waiting.is_met:
             response = replace(response, headers=(*response.headers, ("connection", "close")))
@@ -141,3 +143,13 @@ class _Expectation:
     async def __call__(self) -> Message:
         self.is_met = True
         return await self._receive()
+
+
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """Of what was raised into a future and out of it: they hold that future, and the request with its body, in a ring with the error.
+
+    Only Python's search for such rings would free it, hundreds of requests later.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

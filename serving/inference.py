@@ -210,7 +210,7 @@ class Inference:
             logger.error("model %s: %s", model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         except Exception as error:
-            if submission is None or isinstance(error, Refusal):  # it could not be decoded, or was sent out of the queue again
+            if submission is None or not submission.num_taken:  # it could not be decoded, or was sent out of the queue again
                 raise
             logger.exception("the model failed")
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error

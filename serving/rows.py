@@ -7,6 +7,7 @@ A bad row refuses its whole request, and no row of it reaches the model.
 import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -48,18 +49,18 @@ class RowDecoder:
         faults: list[tuple[int, CellError]] = []
         cells = []
         for position, row in enumerate(rows):
-            try:
+            # Faults are looked for behind `except`: inside, each would have the first one as its context, and that has these rows.
+            with suppress(CellError):
                 cells.append(read_row(row, self._contract))
-            except CellError:
-                found = islice(cell_faults(row, self._contract), MAX_FAULTS - len(faults))
-                faults += [(position, fault) for fault in found]
-                if len(faults) == MAX_FAULTS:
-                    break
+                continue
+            found = islice(cell_faults(row, self._contract), MAX_FAULTS - len(faults))
+            faults += [(position, fault) for fault in found]
+            if len(faults) == MAX_FAULTS:
+                break
         if not faults:
-            try:
+            with suppress(CellError):  # it cannot say in which row
                 return Decoded(encode_rows(cells, self._contract), is_list)
-            except CellError:  # it cannot say in which row
-                faults = list(islice(_too_large(cells, self._contract), MAX_FAULTS))
+            faults = list(islice(_too_large(cells, self._contract), MAX_FAULTS))
         raise _refusal(faults, is_list)
 
     def _require_few_values(self, payload: bytes) -> None:

@@ -8,7 +8,7 @@ digest covers: a graph that may have such is given as bytes, and refused by ONNX
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 SMALL = 1 << 20  # bytes: not worth it
@@ -22,12 +22,22 @@ def path_or_bytes(model: bytes) -> Iterator[str | bytes]:
     if len(model) < SMALL or not hasattr(os, "memfd_create") or may_refer_elsewhere(model):
         yield model
         return
+    with ExitStack() as open_files:
+        try:
+            path = _written(model, open_files)
+        except OSError:  # a sandbox or a sysctl forbids it (`vm.memfd_noexec`), or a limit is reached
+            open_files.close()
+            path = ""
+        yield path if path and Path(path).exists() else model
+
+
+def _written(model: bytes, open_files: ExitStack) -> str:
     descriptor = os.memfd_create("slipway-model", os.MFD_CLOEXEC)
-    path = f"/proc/self/fd/{descriptor}"
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(model)
-        file.flush()
-        yield path if Path(path).exists() else model
+    file = open_files.enter_context(os.fdopen(descriptor, "wb", buffering=0))
+    left = memoryview(model)
+    while left:
+        left = left[file.write(left) :]
+    return f"/proc/self/fd/{descriptor}"
 
 
 def may_refer_elsewhere(model: bytes) -> bool:

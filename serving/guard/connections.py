@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from serving.front import Front
 from serving.guard.binding import is_guarded, is_loopback
 from serving.guard.exchange import Exchange
+from serving.guard.flow import Flow
 from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, clearly_framed
 from serving.inference import Inference
 from serving.reading import Headers
@@ -49,6 +50,7 @@ class Connection(HttpToolsProtocol):
     """One connection of a caller."""
 
     _lingering: ClassVar[set["Connection"]] = set()  # refused, of this process
+    flow: Flow
 
     def __init__(self, inference: Inference, front: Front, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -71,6 +73,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Refuse the connection if it must not be there, or there are too many; else wait for its headers."""
         super().connection_made(transport)
+        self.flow = Flow(transport, self.pipeline, self._timeout_s)
         most = self._inference.settings.max_connections
         if not is_guarded(self._inference.settings) and self.server and not is_loopback(self.server[0]):
             message = "this address can be reached from other machines, and there are no keys (SLIPWAY_KEYS, SLIPWAY_ALLOW_ANYONE)"
@@ -87,6 +90,10 @@ class Connection(HttpToolsProtocol):
         self._lingering.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        for waiting, _ in self.pipeline:
+            if isinstance(waiting, Exchange):
+                waiting.let_go()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -103,7 +110,7 @@ class Connection(HttpToolsProtocol):
         if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and self not in self._lingering:
             self._refuse(_headers_too_large())
         elif self._head_has_ended and not self._is_in_head:
-            self._wait(2 * self._timeout_s)  # for the body; the front answers for it within half of that
+            self._wait_for_body()
         elif self._pending_bytes == len(data) and self._is_in_head and (self.cycle is None or self.cycle.response_complete):
             self._wait(self._timeout_s)  # for the rest of a head that has begun
 
@@ -179,8 +186,7 @@ class Connection(HttpToolsProtocol):
                 exchange.answer(response)
         finally:
             self.tasks.discard(exchange.task)
-            del exchange.request
-            exchange.on_response = _nothing  # it holds this connection, which holds the exchange
+            exchange.let_go()
             if not exchange.response_complete and not exchange.disconnected:  # the task was cancelled: the service ends
                 self.transport.close()
 
@@ -194,11 +200,14 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is there; the next may begin."""
-        if isinstance(self.cycle, Exchange):
-            self.cycle.has_all()
+        cycle = self.cycle
+        if isinstance(cycle, Exchange):
+            cycle.has_all()
         else:
             super().on_message_complete()
         self._went_on, self._is_in_head, self._deadline = True, True, None
+        if cycle is not None and cycle.response_complete:  # it was answered before its body had ended
+            self._wait(self.timeout_keep_alive)
 
     def _exact_head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -211,13 +220,22 @@ class Connection(HttpToolsProtocol):
         """Go on with the next request that has come, or wait for one; with our timer instead of one for each request."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            self.flow.require_reading()
             return
+        following = self.pipeline.pop() if self.pipeline else None
         if self.flow.read_paused:
             self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+        if following:
+            self._start_asgi_task(*following)
+            if not self._is_in_head:
+                self._wait_for_body()
         elif self._is_in_head:  # else its body is still waited for
             self._wait(self._timeout_s if self._pending_bytes else self.timeout_keep_alive)
+
+    def shutdown(self) -> None:
+        """End with the answer that is under way, or at once where there is none."""
+        super().shutdown()
+        self.flow.require_reading()
 
     def _wait(self, seconds: float) -> None:
         """A timer that goes off too early and looks again is cheaper than several armed and taken back for each request."""
@@ -225,6 +243,11 @@ class Connection(HttpToolsProtocol):
         self._deadline, self._is_last_look = now + seconds, False
         if self._timer is None:
             self._timer = self.loop.call_at(now + self._look_s, self._look)  # no deadline that is set later will be before this
+
+    def _wait_for_body(self) -> None:
+        """The front answers for it within half of that. Behind other requests it is not read before they are answered."""
+        if not self.pipeline:
+            self._wait(2 * self._timeout_s)
 
     def _look(self) -> None:
         self._timer = None
@@ -246,6 +269,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(Refusal("header_timeout", message))
         else:  # silence, or a body that the front has given up
             self.transport.close()
+            self.flow.require_reading()
 
     def _stop_parsing(self, refusal: Refusal) -> NoReturn:
         self._fault = refusal
@@ -270,6 +294,7 @@ class Connection(HttpToolsProtocol):
         answers_wait = bool(self.pipeline)  # to requests that were sent before: they cannot be written any more
         if self.transport.is_closing() or answers_wait or len(self._lingering) >= MOST_LINGERING:
             self.transport.close()
+            self.flow.require_reading()
             return
         self._lingering.add(self)
         self.connections.discard(self)  # it holds no place of those that are served
@@ -289,10 +314,6 @@ def _path_and_query(url: bytes) -> tuple[str, bytes]:
     parsed = httptools.parse_url(url)
     path = parsed.path.decode("ascii")
     return unquote(path) if "%" in path else path, parsed.query or b""
-
-
-def _nothing() -> None:
-    """The answer has ended before."""
 
 
 def _headers_too_large() -> Refusal:

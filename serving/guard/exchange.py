@@ -22,7 +22,7 @@ class Exchange(RequestResponseCycle):
     """Has what uvicorn's connection looks at and sets in one of its own, but is asked and answered without ASGI."""
 
     _default_lines: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = [], b""  # of headers that uvicorn makes once a second
-    request: Request  # set by whoever makes it, and taken away when it is answered: it holds our `receive`, which is a ring
+    request: Request  # set by whoever makes it
     task: "asyncio.Task[None]"  # that answers it, once it has begun
     more_body = True
     disconnected = response_started = response_complete = False
@@ -62,7 +62,8 @@ class Exchange(RequestResponseCycle):
 
     def answer(self, response: Response) -> None:
         """Write the whole answer; nothing if the caller is gone."""
-        if self.disconnected or self.response_complete:
+        # Only the last request of a connection is told that its caller is gone.
+        if self.disconnected or self.response_complete or self.transport.is_closing():
             return
         self.response_started = self.response_complete = True
         self.transport.write(b"".join(self._pieces(response)))
@@ -92,3 +93,12 @@ class Exchange(RequestResponseCycle):
         if self.request.method != "HEAD":
             pieces.append(response.body)
         return pieces
+
+    def let_go(self) -> None:
+        """It is over. What is held here holds the exchange: memory that only Python's search for such rings would find."""
+        del self.request
+        self.on_response = _nothing
+
+
+def _nothing() -> None:
+    """The answer has ended before."""

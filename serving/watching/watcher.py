@@ -36,7 +36,7 @@ from slipway.kept import REPLAYED
 logger = logging.getLogger("bentoml.slipway")
 
 MAX_WAITING = 8192  # requests between two rounds
-MAX_WAITING_BYTES = 64 << 20  # of their inputs
+MAX_WAITING_BYTES = 64 << 20  # of their payloads and inputs
 MAX_REMEMBERED = 20_000  # predictions that wait for a database that cannot be used
 GATHER_S = 0.2  # between two rounds
 MERGE_S = 2.0  # between two parts: what a killed worker loses at most, with the round that was under way
@@ -113,7 +113,7 @@ class Watcher:
             if len(running.totals.inputs) < MAX_WAITING:
                 running.add(answered)
                 return
-        num_bytes = answered.inputs.nbytes
+        num_bytes = _num_bytes(answered)
         if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
             self._dropped_offered += len(answered.answers)
             return
@@ -212,7 +212,7 @@ class Watcher:
 
         for _ in range(len(self._waiting)):
             answered = self._waiting.popleft()
-            self._bytes_taken += answered.inputs.nbytes
+            self._bytes_taken += _num_bytes(answered)
             group = group_of(answered.bundle, answered.execution.variant)
             group.answered.append(answered)
         for group in groups.values():
@@ -392,6 +392,10 @@ class Watcher:
 def open_watcher(settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> Watcher | None:
     """The watcher that the settings ask for; None where nothing is watched, or the service only answers the verify stage."""
     return Watcher(settings, metrics, current) if settings.watch and not settings.accept_draft else None
+
+
+def _num_bytes(answered: Answered) -> int:
+    return answered.payload.num_bytes + answered.inputs.nbytes
 
 
 def limits_of(settings: Settings) -> Limits:

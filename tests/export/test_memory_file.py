@@ -1,6 +1,8 @@
 """A model under a path that leads to its very bytes, and to nothing beside them."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,21 @@ def test_a_small_one_and_one_where_there_are_no_such_files_are_bytes(monkeypatch
     with path_or_bytes(LARGE[:1000]) as given:
         assert given == LARGE[:1000]
     monkeypatch.delattr(os, "memfd_create")
+    with path_or_bytes(LARGE) as given:
+        assert given is LARGE
+
+
+def forbidden(*_: object) -> int:
+    raise PermissionError(errno.EACCES, "as with the sysctl vm.memfd_noexec=2")
+
+
+def full(*_: object, **__: object) -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+@pytest.mark.parametrize("make", [forbidden, full])
+def test_where_such_a_file_cannot_be_made_or_written_it_is_bytes(make: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "memfd_create", make)
     with path_or_bytes(LARGE) as given:
         assert given is LARGE
 

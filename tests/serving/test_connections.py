@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -216,6 +217,40 @@ def test_a_refused_caller_that_never_goes_is_cut(server: Server) -> None:
     with full(server), connect(server) as late:
         assert error_in(rest_of(late))["code"] == "too_many_connections"
         assert LINGER_S / 2 < seconds_until_reset(late) < 10 * LINGER_S
+
+
+def test_a_caller_that_reads_none_of_its_answers_is_cut(server: Server) -> None:
+    """It would keep its place among the connections, and the service from its end."""
+    url, descriptors = httpx.URL(server.url), Path(f"/proc/{server.worker()}/fd")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect((url.host, url.port or 80))
+        time.sleep(0.1)
+        place = {end.name for end in descriptors.iterdir()}
+        connection.sendall(b"GET /docs HTTP/1.1\r\nhost: localhost\r\n\r\n" * 400)  # answers of 14 MB
+        started = time.monotonic()
+        while place <= {end.name for end in descriptors.iterdir()}:
+            assert time.monotonic() - started < 30 * TIMEOUT_S
+            time.sleep(0.05)
+
+
+def test_a_caller_that_sends_without_end_fills_no_memory(server: Server) -> None:
+    status = Path(f"/proc/{server.worker()}/status")
+
+    def resident_kib() -> int:
+        return int(re.findall(r"VmRSS:\s+(\d+)", status.read_text())[0])
+
+    with connect(server) as connection:
+        before = resident_kib()
+        receiving = threading.Thread(target=rest_of, args=[connection])
+        receiving.start()
+        is_over = time.monotonic() + 2
+        while time.monotonic() < is_over:
+            connection.sendall(b"GET /livez HTTP/1.1\r\n\r\n" * 1000)
+        grown = resident_kib() - before
+        connection.shutdown(socket.SHUT_RDWR)
+        receiving.join()
+    assert grown < 100 << 10
 
 
 def test_refused_callers_that_stay_are_not_counted_but_few_stay(server: Server) -> None:

@@ -38,7 +38,9 @@ class Transport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 3000), "peername": ("127.0.0.1", 50000)})
-        self.written, self.is_closed = b"", False
+        self.written, self.is_closed, self.is_aborted = b"", False, False
+        self.is_reading_paused = False
+        self.num_unsent = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -49,10 +51,17 @@ class Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.is_closed
 
-    def pause_reading(self) -> None:
-        """It reads all the time."""
+    def abort(self) -> None:
+        self.is_aborted = True
 
-    resume_reading = pause_reading
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
 
 
 def cycle_of(transport: Transport, method: str, *, keep_alive: bool) -> tuple[RequestResponseCycle, list[str]]:
@@ -123,6 +132,20 @@ def test_nothing_is_written_to_a_caller_that_is_gone() -> None:
     asyncio.run(work())
 
 
+def test_nothing_is_written_to_a_connection_that_is_closed_although_others_waited_behind() -> None:
+    """uvloop would raise."""
+
+    async def work() -> None:
+        transport = Transport()
+        exchange, ended = exchange_of(transport)
+        transport.close()
+        exchange.answer(ANSWERS[0])
+        assert not transport.written
+        assert not ended
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("header", [("x-name", "a\r\nset-cookie: b"), ("x name", "a"), ("x-name", "a\0")])
 def test_a_header_that_would_end_before_its_end_is_never_written(header: tuple[str, str]) -> None:
     async def work() -> None:
@@ -173,7 +196,11 @@ def test_a_caller_that_waits_to_be_asked_is_asked_when_its_body_is_read() -> Non
 
 def connected(make_settings: MakeSettings, **variables: Any) -> tuple[Connection, Transport]:
     """A connection of a service whose model is not loaded: `/livez` is answered."""
-    inference = Inference(make_settings(**variables))
+    return connected_to(Inference(make_settings(**variables)))
+
+
+def connected_to(inference: Inference) -> tuple[Connection, Transport]:
+    """A connection of that service."""
     config = uvicorn.Config(app=behind, log_config=None, timeout_keep_alive=1)
     connection = Connection(inference, Front(behind, inference), config=config, server_state=ServerState(), app_state={})
     transport = Transport()
@@ -237,6 +264,101 @@ def test_an_answered_request_leaves_no_ring_behind(make_settings: MakeSettings) 
     asyncio.run(work())
 
 
+def test_no_more_is_read_while_requests_wait(make_settings: MakeSettings) -> None:
+    """A caller that sends without end would have them pile up here."""
+
+    async def work() -> None:
+        connection, transport = connected(make_settings)
+        connection.data_received(LIVEZ * 3)
+        seen = {}
+        for _ in range(20):
+            seen[len(connection.pipeline)] = transport.is_reading_paused
+            await turns(1)
+        assert seen == {2: True, 1: True, 0: False}
+        connection.connection_lost(None)
+
+    asyncio.run(work())
+
+
+def test_requests_whose_turn_never_came_leave_no_ring_behind(make_settings: MakeSettings) -> None:
+    async def work() -> None:
+        connection, _ = connected(make_settings)
+        gc.disable()
+        try:
+            connection.data_received(LIVEZ * 3)
+            waiting = [weakref.ref(cycle) for cycle, _ in connection.pipeline]
+            connection.connection_lost(None)
+            await turns()
+            del connection
+            assert [reference() for reference in waiting] == [None, None]
+        finally:
+            gc.enable()
+
+    asyncio.run(work())
+
+
+def test_a_body_has_its_time_from_when_it_is_read(make_settings: MakeSettings) -> None:
+    """Behind other requests it is left in the caller's hands until these are answered, which may take longer."""
+
+    async def work() -> None:
+        connection, transport = connected(make_settings, request_timeout_s=0.2)
+        respond = connection._front.respond
+
+        async def slow(request: Request) -> Response | None:
+            await asyncio.sleep(0.15)
+            return await respond(request)
+
+        connection._front.respond = slow  # type: ignore[assignment, method-assign]
+        connection.data_received(LIVEZ * 4 + b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na")
+        while b"HTTP/1.1 405 " not in transport.written:
+            assert not transport.is_closed
+            await asyncio.sleep(0.01)
+        assert transport.written.count(b"HTTP/1.1 200 ") == 4
+        while not transport.is_closed:  # the rest never came
+            await asyncio.sleep(0.01)
+        connection.connection_lost(None)
+
+    asyncio.run(asyncio.wait_for(work(), 10))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(reads: bool, make_settings: MakeSettings) -> None:
+    async def work() -> None:
+        connection, transport = connected(make_settings, request_timeout_s=0.1)
+        transport.num_unsent = 100_000
+        connection.pause_writing()
+        for _ in range(8):
+            await asyncio.sleep(0.05)
+            transport.num_unsent -= 1000 if reads else 0
+        assert transport.is_aborted is not reads
+        connection.resume_writing()
+        transport.is_aborted = False
+        await asyncio.sleep(0.2)
+        assert not transport.is_aborted
+        connection.connection_lost(None)
+
+    asyncio.run(work())
+
+
+def test_a_closed_connection_does_not_wait_for_good_for_its_caller_to_read(make_settings: MakeSettings) -> None:
+    """Also with less left than would hold up the next answer. The end of the service waits for it, too."""
+
+    async def work(ending: bool) -> None:
+        connection, transport = connected(make_settings, request_timeout_s=0.1)
+        connection.data_received(LIVEZ if ending else LIVEZ[:-2] + b"connection: close\r\n\r\n")
+        transport.num_unsent = 100
+        await turns()
+        if ending:
+            connection.shutdown()
+        assert transport.is_closed
+        await asyncio.sleep(0.2)
+        assert transport.is_aborted
+        connection.connection_lost(None)
+
+    asyncio.run(work(ending=False))
+    asyncio.run(work(ending=True))
+
+
 def test_a_request_that_is_cancelled_ends_its_connection(make_settings: MakeSettings) -> None:
     """As when the service has to end before it is answered."""
 
@@ -279,6 +401,24 @@ def test_a_connection_ends_when_nothing_more_comes(piece: bytes, status: bytes |
         else:
             assert not said
             assert transport.is_closed
+        connection.connection_lost(None)
+
+    asyncio.run(work())
+
+
+def test_a_connection_whose_body_ended_after_its_answer_is_not_kept_for_good(make_settings: MakeSettings) -> None:
+    """As when a body is too large, or for no path: it is answered at once, and the rest still comes."""
+
+    async def work() -> None:
+        connection, transport = connected(make_settings)
+        connection.data_received(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n")
+        await turns()
+        assert transport.written.startswith(b"HTTP/1.1 404 ")
+        connection.data_received(b"abc")
+        await asyncio.sleep(0.6)
+        was_closed = transport.is_closed
+        await asyncio.sleep(0.8)
+        assert (was_closed, transport.is_closed) == (False, True)
         connection.connection_lost(None)
 
     asyncio.run(work())

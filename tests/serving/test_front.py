@@ -247,6 +247,22 @@ def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings
     run(make_settings(), work)
 
 
+def test_a_fault_of_the_decoding_is_not_called_the_models(make_settings: MakeSettings) -> None:
+    """Wherever it is decoded: a small image when the batch of a quick model is put together, others before."""
+
+    def broken(image: bytes, name: str) -> Any:
+        raise RuntimeError("planted")
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert inference._live
+        vars(inference._live.decoder)["_pixels"] = broken
+        for quick_rows in (inference._live.model.max_batch_size, 0):
+            inference._live.batcher.quick_rows = quick_rows
+            assert error_of(await client.post("/predict", content=picture(), headers=PNG))["code"] == "internal"
+
+    run(make_settings(), work)
+
+
 def test_the_card_says_what_runs_and_what_was_asked_for(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         card = (await client.get("/model")).json()

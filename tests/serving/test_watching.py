@@ -1,6 +1,7 @@
 """What is answered is watched beside the request path: counted, judged, remembered, and never at the cost of an answer."""
 
 import asyncio
+import io
 import json
 import logging
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 from prometheus_client import CollectorRegistry, generate_latest
 
 from serving.inference import Inference
@@ -339,6 +341,22 @@ def test_a_full_queue_drops_and_counts_without_waiting(make_watched: MakeSetting
         await until(
             lambda: sum(metric(inference, f'slipway_watched_rows_total{{outcome="{name}"}}') for name in ("watched", "dropped")) == 32
         )
+
+    run(make_watched(), work)
+
+
+def test_what_waits_is_bounded_with_the_bodies_that_it_holds(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs for seconds would else fill the memory: a photograph is a hundred times what the network takes of it."""
+    monkeypatch.setattr(watching, "MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(watching, "GATHER_S", 0.5)
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(stream, "PNG")
+    large = stream.getvalue()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await until(lambda: status(inference)["state"] != "starting")
+        await send(client, [large] * 32)
+        await until(lambda: metric(inference, 'slipway_watched_rows_total{outcome="dropped"}') >= 32 - 2 * (100_000 // len(large)))
 
     run(make_watched(), work)
 
