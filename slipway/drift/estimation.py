@@ -1,9 +1,10 @@
 """How good the model is on the traffic, before any label is there: accuracy, or RMSE, with an interval, or the reason why not.
 
-The labels of the validation rows are carried over: in each bin of the confidence (of the outlier score, for numbers) the answers are taken
-to be right as often as they were there. That holds where the kinds of rows come in other shares (covariate shift), and where what
-is asked still looks like what was learned. It cannot hold where the world gives other labels to the same rows (concept drift): only
-feedback shows that. Where the traffic leaves the validation rows' region the estimate is marked invalid.
+The labels of the validation rows are carried over: how much more or less often the answers were right there than their confidence said
+(how large the squared errors were, for numbers), by every feature of the rows. That holds where the kinds of rows come in other shares
+(covariate shift), and where what is asked still looks like what was learned. It cannot hold where the world gives other labels to the
+same rows (concept drift), or where features matter together in a way that none shows alone: only feedback shows that. Where the traffic
+leaves the validation rows' region, or their labels are too few to tell, the estimate is marked invalid.
 """
 
 import math
@@ -25,6 +26,7 @@ _LEAST_INFORMED = 0.01  # p-value: the mean squared errors of the outlier score'
 _MAX_DISAGREEMENT = 0.02  # of estimates by one feature or another, in points of accuracy
 _MAX_DISAGREEMENT_OF_ERRORS = 0.1  # the same of a mean squared error, in parts of it
 _FAR = 3.0  # standard errors: what noise hardly makes in any of some dozen features
+_PROMISED, _PROMISED_ROWS = 0.02, 5000  # a valid accuracy is off by at most so much, in 95 of 100 windows of so many rows
 _MAX_HALF_WIDTH = 0.1  # of the interval of an accuracy; of an RMSE in parts of it
 _MAX_STRANGE = 0.05  # share of rows unlike the reference's, beyond what the reference has itself
 
@@ -50,11 +52,16 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
     counts = window.quality_counts
     shares, means, variances = counts / counts.sum(), np.array(quality.residuals), np.array(quality.variances)
     rows = np.maximum(np.array(quality.counts), 1)
-    value = window.confidence_sum / window.num_rows + float(shares @ quality.corrections)
-    # Of the labels that the bins were learned from, and of the labels that these rows will turn out to have.
-    deviation = math.sqrt(float(np.square(shares) @ (variances / rows)) + float(shares @ variances) / window.num_rows)
+    seen = [window.counts(column) for column in range(len(reference.features))]
+    residual, open_variance = quality.adjustment.of(reference.features, seen)
+    value = window.confidence_sum / window.num_rows + residual
+    own_variance = float(shares @ variances)  # of one row's label
+    # Of what the validation labels leave open, and of the labels that these rows will turn out to have.
+    deviation = math.sqrt(open_variance + own_variance / window.num_rows)
     reasons = [reason for reason in (_unseen(reference, window), _uninformed(quality, shares, rows, means, variances)) if reason]
     reasons += _differently_calibrated(reference, quality, window, value)
+    if quality.metric == "accuracy":
+        reasons += _left_open(quality, open_variance + own_variance / _PROMISED_ROWS)
     low, high = value - _NORMAL * deviation, value + _NORMAL * deviation
     if quality.metric == "rmse":
         value, low, high = (math.sqrt(max(0.0, square)) for square in (value, low, high))
@@ -102,10 +109,19 @@ def _uninformed(quality: QualityReference, shares: Float, rows: Float, means: Fl
     return ""
 
 
-def _differently_calibrated(reference: Reference, quality: QualityReference, window: Window, value: float) -> list[str]:
-    """The feature of the input, if there is one, by whose bins the estimate would be another: the score is not worth the same everywhere.
+def _left_open(quality: QualityReference, variance: float) -> list[str]:
+    """Why what is promised cannot be kept: `variance` is the estimate's, in a window of `_PROMISED_ROWS`."""
+    half = _NORMAL * math.sqrt(variance)
+    if half <= _PROMISED:
+        return []
+    labels = f"{sum(quality.counts):,} validation labels tell the accuracy of {_PROMISED_ROWS:,} such rows"
+    return [f"{labels} to plus or minus {half:.1%}, expected at most {_PROMISED:.0%}"]
 
-    That is how a network that is surer of, say, rows of high contrast than it may be, is found where such rows become common.
+
+def _differently_calibrated(reference: Reference, quality: QualityReference, window: Window, value: float) -> list[str]:
+    """The feature of the input, if there is one, by whose bins the estimate would still be another.
+
+    The adjustment is a smooth curve of each number: what has steps or several turns is not in it, and is found here.
     """
     found = []
     for column, (feature, stratum) in enumerate(zip(reference.inputs.features, quality.strata, strict=True)):

@@ -1,7 +1,7 @@
-"""What the quality is estimated with where no labels are: how the validation rows fared in each bin of a score.
+"""What the quality is estimated with where no labels are: what the validation labels say beyond the score, by the features of a row.
 
-Classes: bins of the confidence. How often the answer is right there, less the mean confidence, corrects the confidence of the traffic.
-Numbers: bins of the outlier score, and the mean squared error in each.
+Classes: how often the answer is right, less the confidence. Numbers: the squared error. In the bins of the confidence, or of the outlier
+score, it tells whether the score is worth anything, and how much a single row varies.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from slipway.bundle import OutputContract
 from slipway.contract import Contract
+from slipway.drift.adjustment import Adjustment, fit_adjustment
+from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.features import CONFIDENCE, OUTLIER_SCORE
 from slipway.drift.histogram import bins_of, equal_edges
 from slipway.drift.laws import chi_square_tail
@@ -44,6 +46,7 @@ class QualityReference(Contract):
     counts: list[int]
     residuals: list[float]
     variances: list[float]  # of one row's residual
+    adjustment: Adjustment  # of the score's claim, by all features
     strata: list[Stratum]  # of each feature of the input, in order: what is left of the labels when the estimate is taken off
 
     @property
@@ -53,26 +56,6 @@ class QualityReference(Contract):
     def bins(self, scores: Float32) -> NDArray[np.intp]:
         """(rows,) the bin of each score; the last for NaN, which no answer has."""
         return bins_of(scores, self._edges)
-
-    @property
-    def corrections(self) -> Float64:
-        """(bins,) the residuals with the noise of few rows shrunk away; of squared errors the residuals themselves.
-
-        Of a calibrated network every residual is noise, and correcting by it would add the noise to the estimate. The mean of all rows is
-        shrunk towards none, then each bin towards that mean, each by how much of it is beyond its own standard error (the positive
-        part of James and Stein, Proceedings of the Fourth Berkeley Symposium, 1961; by bins as empirical Bayes does it).
-        """
-        residuals = np.array(self.residuals)
-        if self.metric == "rmse":
-            return residuals
-        rows = np.array(self.counts, np.float64)
-        noise = np.array(self.variances) / np.maximum(rows, 1)
-        weights = rows / rows.sum()
-        mean = float(weights @ residuals)
-        mean *= max(0.0, 1 - float(np.square(weights) @ noise) / max(mean**2, 1e-300))
-        spread = max(0.0, float(weights @ (np.square(residuals - mean) - noise)))
-        corrections: Float64 = mean + (residuals - mean) * spread / np.maximum(spread + noise, 1e-300)
-        return corrections
 
     @property
     def information_p_value(self) -> float:
@@ -87,9 +70,14 @@ class QualityReference(Contract):
 
 
 def fit_quality(
-    output: OutputContract, outputs: Float32, scores: Float32, targets: Float64, strata: Sequence[tuple[NDArray[np.intp], int]]
+    output: OutputContract,
+    outputs: Float32,
+    scores: Float32,
+    targets: Float64,
+    features: Sequence[FeatureReference],
+    bins: Sequence[NDArray[np.intp]],
 ) -> QualityReference | None:
-    """From validation rows; `strata` are the (rows,) bins of each feature of the input, and how many there are.
+    """From validation rows; `features` are those of the input and of the answer, `bins` the (rows,) bin of each row in each.
 
     None where the rows are fewer than `LEAST_ROWS`.
     """
@@ -97,9 +85,9 @@ def fit_quality(
         return None
     if output.kind == "value":
         errors = np.square(outputs[:, 0].astype(np.float64) - targets)
-        return _fit("rmse", OUTLIER_SCORE, scores, errors, np.zeros(len(errors)), strata)
+        return _fit("rmse", OUTLIER_SCORE, scores, errors, np.zeros(len(errors)), features, bins)
     confidence = outputs.max(axis=1)
-    return _fit("accuracy", CONFIDENCE, confidence, (outputs.argmax(axis=1) == targets).astype(np.float64), confidence, strata)
+    return _fit("accuracy", CONFIDENCE, confidence, (outputs.argmax(axis=1) == targets).astype(np.float64), confidence, features, bins)
 
 
 def _fit(
@@ -108,15 +96,20 @@ def _fit(
     scores: Float32,
     truths: Float64,
     said: NDArray[Any],
-    strata: Sequence[tuple[NDArray[np.intp], int]],
+    features: Sequence[FeatureReference],
+    bins: Sequence[NDArray[np.intp]],
 ) -> QualityReference:
     """`truths`: whether an answer is right, or its squared error; `said`: how much of it the score alone says."""
     edges = equal_edges(scores, _MOST_BINS)
-    bins = bins_of(scores, edges)
-    own = _stratum(bins, len(edges) + 2, truths, said, metric)
-    found = QualityReference(metric=metric, feature=feature, edges=edges.tolist(), strata=[], **own.model_dump())
-    estimated = said + found.corrections[bins]
-    return found.model_copy(update={"strata": [_stratum(part, num_bins, truths, estimated, metric) for part, num_bins in strata]})
+    own = _stratum(bins_of(scores, edges), len(edges) + 2, truths, said, metric)
+    noise = max(float(np.array(own.counts) @ np.array(own.variances)) / len(truths), 1e-300)
+    adjustment, residuals = fit_adjustment(features, bins, truths - said, noise, towards_none=metric == "accuracy")
+    strata = [
+        _stratum(part, len(described.counts), truths, said + residuals, metric)
+        for described, part in zip(features, bins, strict=True)
+        if described.origin == "input"
+    ]
+    return QualityReference(metric=metric, feature=feature, edges=edges.tolist(), adjustment=adjustment, strata=strata, **own.model_dump())
 
 
 def _stratum(bins: NDArray[np.intp], num_bins: int, truths: Float64, said: NDArray[Any], metric: str) -> Stratum:

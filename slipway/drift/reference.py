@@ -30,7 +30,7 @@ from slipway.input_contract import InputContract
 
 Float32 = NDArray[np.float32]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DEFAULT_VARIANT = "fp32"
 _ALIKE = 1e-3  # level at which training rows are found unlike the validation rows, over all features
 _LEAST_EXPECTED = 20.0  # rows in a bin, as slipway/drift/judging.py
@@ -87,7 +87,7 @@ class Reference:
 class References(Contract):
     """The content of `drift.json`."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     inputs: InputReference
     answers: dict[str, AnswerReference]  # by variant
 
@@ -155,10 +155,12 @@ def describe_answers(
     `targets` (rows,) are class indices, or numbers.
     """
     values = extract_outputs(answers.outputs, answers.scores)
-    strata = [(feature.bins(input_values[:, column]), len(feature.counts)) for column, feature in enumerate(inputs.features)]
+    own = [describe(feature, values[:, column]) for column, feature in enumerate(output_features(output))]
+    features, both = [*inputs.features, *own], np.concatenate([input_values, values], axis=1)
+    bins = [feature.bins(both[:, column]) for column, feature in enumerate(features)]
     return AnswerReference(
-        features=[describe(feature, values[:, column]) for column, feature in enumerate(output_features(output))],
-        quality=fit_quality(output, answers.outputs, answers.scores, targets, strata),
+        features=own,
+        quality=fit_quality(output, answers.outputs, answers.scores, targets, features, bins),
         outlier_threshold=calibration.outlier.threshold,
         outliers=int(calibration.is_outlier(answers.scores).sum()),
         rows=len(values),
