@@ -93,10 +93,11 @@ class ServedModel:
         set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()  # a set holds the most probable ones
         rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
         for probabilities, order, set_size, score, is_outlier in rows:
+            best = labels[order[0]]
             yield {
-                "label": labels[order[0]],
+                "label": best,
                 "probabilities": dict(zip(labels, probabilities, strict=True)),
-                "prediction_set": [labels[index] for index in order[:set_size]],
+                "prediction_set": [best] if set_size == 1 else [labels[index] for index in order[:set_size]],
                 "outlier_score": score,
                 "is_outlier": is_outlier,
             }

@@ -85,8 +85,8 @@ def decode_image(payload: bytes, max_pixels: int) -> Image.Image:
 
 def _decode_plain(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
     """(H, W) grey, (H, W, 3) RGB or (H, W, 4) RGBA pixels, alpha 255, of what others than Pillow read; ImageError as in `decode_image`."""
-    pixels = decode_jpeg(payload, max_pixels)
-    return decode_plain_png(payload, max_pixels) if pixels is None else pixels
+    pixels = decode_plain_png(payload, max_pixels)
+    return decode_jpeg(payload, max_pixels) if pixels is None else pixels
 
 
 def _as_image(pixels: NDArray[np.uint8]) -> Image.Image:

@@ -25,6 +25,7 @@ class Exchange(RequestResponseCycle):
     request: Request  # set by whoever makes it
     task: "asyncio.Task[None]"  # that answers it, once it has begun
     more_body = True
+    _event: asyncio.Event | None = None
     disconnected = response_started = response_complete = False
 
     def __init__(self, connection: "HttpToolsProtocol", *, keep_alive: bool, expects_100_continue: bool) -> None:
@@ -32,10 +33,18 @@ class Exchange(RequestResponseCycle):
         self.transport, self.flow = connection.transport, connection.flow
         self.default_headers = connection.server_state.default_headers
         self.on_response = connection.on_response_complete
-        self.message_event = asyncio.Event()  # more of the body is there, or no more will come
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = expects_100_continue
         self.body = bytearray()
+
+    @property
+    def message_event(self) -> asyncio.Event:  # type: ignore[override]  # most bodies are there at once, and nobody waits
+        """Set while more of the body is there than `receive` gave away, or no more will come."""
+        if self._event is None:
+            self._event = asyncio.Event()
+            if self.body or not self.more_body:
+                self._event.set()
+        return self._event
 
     def take(self, piece: bytes) -> None:
         """More of the body is there."""
@@ -43,12 +52,14 @@ class Exchange(RequestResponseCycle):
             self.body += piece
             if len(self.body) > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()
-            self.message_event.set()
+            if self._event is not None:
+                self._event.set()
 
     def has_all(self) -> None:
         """The body is whole."""
         self.more_body = False
-        self.message_event.set()
+        if self._event is not None:
+            self._event.set()
 
     async def receive(self) -> "ASGIReceiveEvent":
         """As ASGI has it; a body that is there already is not waited for."""
@@ -56,7 +67,8 @@ class Exchange(RequestResponseCycle):
             return await super().receive()
         if self.flow.read_paused:  # it was too much at once; a caller that hangs up is to be noticed
             self.flow.resume_reading()
-        self.message_event.clear()
+        if self._event is not None:
+            self._event.clear()
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": False}
 
