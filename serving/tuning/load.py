@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+MOST_IDLE_S = 2.0  # of a connection that is used again: a service closes it after 5 s, and what is sent to it just then is lost
 REFUSED = 0  # in place of a status: no connection, or it ended without an answer
 GIVE_UP_S = 30.0
 
@@ -64,6 +65,7 @@ class _Caller(asyncio.Protocol):
         self._answer: asyncio.Future[tuple[int, dict[bytes, bytes], bytes]] | None = None
         self._unasked: tuple[int, dict[bytes, bytes], bytes] | None = None  # a refusal of the connection itself
         self._has_body = True
+        self._answered = 0.0  # when it was answered last, perf_counter
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,11 +103,16 @@ class _Caller(asyncio.Protocol):
         self.is_open = False
         self._end((REFUSED, {}, b""))
 
+    @property
+    def is_fresh(self) -> bool:
+        return self.is_open and time.perf_counter() - self._answered < MOST_IDLE_S
+
     def close(self) -> None:
         self.is_open = False
         self._transport.close()
 
     def _end(self, answer: tuple[int, dict[bytes, bytes], bytes]) -> None:
+        self._answered = time.perf_counter()
         if self._answer is None:
             self._unasked = self._unasked or answer
         elif not self._answer.done():
@@ -145,8 +152,9 @@ class Callers:
     async def _connection(self) -> _Caller:
         while self._free:
             caller = self._free.pop()
-            if caller.is_open:
+            if caller.is_fresh:
                 return caller
+            caller.close()
         url = urlsplit(self.url)
         _, caller = await asyncio.get_running_loop().create_connection(_Caller, url.hostname or "", url.port or 80)
         self._all.append(caller)
