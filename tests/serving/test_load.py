@@ -20,7 +20,7 @@ async def num_connections(pause: float) -> int:
             writer.write(ANSWER)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    callers = Callers("http://127.0.0.1:%d" % server.sockets[0].getsockname()[1])
+    callers = Callers(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     for number in range(2):
         answer = await callers.ask(number, http_request("/livez", method="GET"))
         assert answer.status == 200
