@@ -24,7 +24,7 @@ PREDICTED_CLASS = "predicted_class"
 CONFIDENCE = "confidence"
 OUTLIER_SCORE = "outlier_score"
 _OF_IMAGES = ("brightness", "contrast", "skewness", "sharpness", "noise", "black_share", "white_share", "centre", "top")
-_OF_COLOURS = ("red", "green", "blue", "saturation", "warmth")
+_OF_COLOURS = ("red", "green", "blue", "saturation", "yellowness")
 _LUMA = (np.float32(0.299), np.float32(0.587), np.float32(0.114))
 _GRID = 48  # guess: positions along a side are enough; a larger image is sampled with the stride that leaves as many or more
 _BLOCK_BYTES = 1 << 22  # pixels that are measured at a time
@@ -123,8 +123,8 @@ def _of_images(pixels: NDArray[np.uint8]) -> Float:
 
     sharpness: the variance of the Laplacian (Pech-Pacheco et al., ICPR 2000), as log(1 + .). noise: J. Immerkaer, Fast noise variance
     estimation, Computer Vision and Image Understanding 64 (1996) 300-302. skewness: the third standardised moment. black_share and
-    white_share: of pixels at 0 and 255. centre and top: the mean of the middle quarter, and
-    of the upper half, less the mean. warmth: red less blue.
+    white_share: of pixels at 0 and 255. centre and top: the mean of the middle quarter, and of the upper half, less the mean.
+    yellowness: the mean of red and green less blue (Hasler and Süsstrunk, Measuring colourfulness in natural images, SPIE 5007, 2003).
     """
     stride = max(1, pixels.shape[1] // _GRID)
     sampled = pixels[:, ::stride, ::stride]
@@ -147,7 +147,7 @@ def _of_images(pixels: NDArray[np.uint8]) -> Float:
         red, green, blue = colours
         spread = np.maximum(np.maximum(red, green), blue) - np.minimum(np.minimum(red, green), blue)
         means = [_mean(red), _mean(green), _mean(blue)]
-        found += [*means, _mean(spread), means[0] - means[2]]
+        found += [*means, _mean(spread), (means[0] + means[1]) / 2 - means[2]]
     return np.column_stack(found).astype(np.float32)
 
 

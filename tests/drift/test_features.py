@@ -71,6 +71,8 @@ def test_each_fault_moves_the_feature_that_is_named_for_it(size_px: int) -> None
     assert of_image(np.where(pixels > 170, 255, pixels))["white_share"] > 0.05 > plain["white_share"]
     assert of_image(pixels * np.array([1, 0, 0]))["saturation"] > plain["saturation"]
     assert of_image(pixels * np.array([1, 0, 0]))["red"] == pytest.approx(plain["red"], rel=1e-4)
+    assert of_image(pixels * np.array([1, 0, 0]))["yellowness"] == pytest.approx(plain["red"] / 2, rel=1e-4)
+    assert of_image(pixels * np.array([0, 0, 1]))["yellowness"] == pytest.approx(-plain["blue"], rel=1e-4)
     middle = pixels.copy()
     middle[size_px // 4 : -(size_px // 4), size_px // 4 : -(size_px // 4)] += 60
     assert of_image(middle)["centre"] > plain["centre"] + 30
