@@ -23,7 +23,7 @@ from serving.metrics.monitoring import Monitoring
 from serving.metrics.process_metrics import ProcessMetrics
 from serving.metrics.sampling import Sampler
 from serving.model import InvalidAnswerError, ServedModel, finite_answers, load_model
-from serving.observing import Answered, Observer
+from serving.observing import Observers
 from serving.payload import Payload
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
@@ -56,7 +56,7 @@ class Inference:
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
-        self._observers: list[Observer] = []
+        self.observers = Observers()  # of what is answered
         self.is_draining = False  # it still answers, but is not ready: no more should be sent here
         self._admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
         self.monitoring.queue_depth(lambda: self._admission.num_requests)
@@ -79,10 +79,11 @@ class Inference:
         """Begin to load the model; the event loop stays free to answer that it is not ready."""
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
-        self._observers = [keeper] if keeper else []
+        if keeper:
+            self.observers.add(keeper)
         watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
         if watcher:
-            self._observers.append(watcher)
+            self.observers.add(watcher)
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
         gpus = open_gpu_metrics(self.monitoring.registry)
@@ -119,8 +120,7 @@ class Inference:
         self.monitoring.model(None)
         if live:
             await live.retire()
-        for observer in self._observers:
-            await asyncio.to_thread(observer.close)
+        await self.observers.close()
         if self.feedback:
             await asyncio.to_thread(self.feedback.close)
         if self._sampler:
@@ -151,14 +151,6 @@ class Inference:
         )  # fmt: skip
         if before:
             await before.retire()
-
-    def observe(self, observer: Observer) -> None:
-        """Offer it every answered request from now on."""
-        self._observers = [*self._observers, observer]
-
-    def forget(self, observer: Observer) -> None:
-        """No longer."""
-        self._observers = [one for one in self._observers if one is not observer]
 
     def require_model(self) -> ServedModel:
         """The model; Refusal with the reason if it is not ready."""
@@ -221,10 +213,8 @@ class Inference:
         self._queued(submission.queue_seconds)
         self._inferred(submission.infer_seconds)
         self.monitoring.answer(live.slot)
-        if self._observers:
-            answered = Answered(request_id, payload, is_list, submission.inputs, model.bundle, model.selection.actual, rows, answers)
-            for observer in self._observers:
-                observer.offer(answered)
+        if self.observers.all:
+            self.observers.note((request_id, payload, is_list, submission.inputs, model, rows, answers))
         return ({"predictions": answers} if is_list else answers[0]) | {"model_version": model.version, "request_id": request_id}
 
     async def _decode(self, live: LiveModel, payload: Payload) -> Decoded:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from serving.observing import Answered
@@ -49,10 +49,13 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, name="slipway-keep", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Answered) -> None:
-        """Keep a request if it is among the sampled ones. Never waits, never raises."""
-        if answered.request_id.startswith(REPLAYED) or not is_sampled(answered.request_id, self._share):
-            return
+    def offer(self, answered: Sequence[Answered]) -> None:
+        """Keep those that are among the sampled ones. Never waits, never raises."""
+        for one in answered:
+            if not one.request_id.startswith(REPLAYED) and is_sampled(one.request_id, self._share):
+                self._keep(one)
+
+    def _keep(self, answered: Answered) -> None:
         num_bytes = answered.payload.num_bytes + answered.inputs.nbytes
         with self._lock:
             is_full = len(self._waiting) >= MAX_WAITING or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES

@@ -3,16 +3,22 @@
 An observer is offered every answered request. It never waits, never raises and never costs a request its answer.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.model import AnsweredRow
+from serving.model import AnsweredRow, ServedModel
 from serving.payload import Payload
 from slipway.bundle import SCORE_NAME, LoadedBundle
 from slipway.certificate import Execution
+
+_MODEL = attrgetter("model")
 
 
 class Answered(NamedTuple):
@@ -22,10 +28,19 @@ class Answered(NamedTuple):
     payload: Payload
     is_list: bool
     inputs: NDArray[Any]  # (rows, ...) as the model took them
-    bundle: LoadedBundle
-    execution: Execution
+    model: ServedModel
     rows: Sequence[AnsweredRow]
     answers: list[dict[str, Any]]
+
+    @property
+    def bundle(self) -> LoadedBundle:
+        """Of the model."""
+        return self.model.bundle
+
+    @property
+    def execution(self) -> Execution:
+        """How the model ran."""
+        return self.model.selection.actual
 
     @property
     def outputs(self) -> dict[str, NDArray[np.float32]]:
@@ -39,11 +54,53 @@ class Answered(NamedTuple):
         return self.bundle.digest
 
 
+Fields = tuple[str, Payload, bool, NDArray[Any], ServedModel, Sequence[AnsweredRow], list[dict[str, Any]]]  # of Answered, in order
+_as_answered: Callable[[Fields], Answered] = partial(tuple.__new__, Answered)  # in a twentieth of the interpreter's steps
+
+
 class Observer(Protocol):
     """Something that is offered every answered request, on the event loop."""
 
-    def offer(self, answered: Answered) -> None:
-        """Take note of it, or leave it. Never waits, never raises."""
+    def offer(self, answered: Sequence[Answered]) -> None:
+        """Take note of them, or leave them: one or more, all of one model. Never waits, never raises."""
 
     def close(self) -> None:
         """Finish, within seconds; called on a thread when the worker ends."""
+
+
+class Observers:
+    """All of them. What was answered in one turn of the event loop they are told at once, after the answers went out.
+
+    To tell each request on its own takes several times as long as all that is done for it then.
+    """
+
+    def __init__(self) -> None:
+        self.all: Sequence[Observer] = ()
+        self._answered: list[Fields] = []  # of this turn
+
+    def add(self, observer: Observer) -> None:
+        """Offer it every answered request from now on."""
+        self.all = [*self.all, observer]
+
+    def remove(self, observer: Observer) -> None:
+        """No longer."""
+        self.all = [one for one in self.all if one is not observer]
+
+    def note(self, answered: Fields) -> None:
+        """Have a request told in the next turn."""
+        if not self._answered:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._answered.append(answered)
+
+    async def close(self) -> None:
+        """Tell what is still to be told, and have each finish."""
+        self._tell()
+        for observer in self.all:
+            await asyncio.to_thread(observer.close)
+
+    def _tell(self) -> None:
+        noted, self._answered = self._answered, []
+        for _, answered in groupby(map(_as_answered, noted), _MODEL):
+            of_one_model = list(answered)
+            for observer in self.all:
+                observer.offer(of_one_model)

@@ -14,7 +14,7 @@ from typing import Protocol
 from serving.live_model import LiveModel
 from serving.metrics.monitoring import Monitoring
 from serving.model import ServedModel, load_model, read_certified
-from serving.observing import Observer
+from serving.observing import Observers
 from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.deciding import decide
@@ -40,6 +40,7 @@ class Served(Protocol):
 
     settings: Settings
     monitoring: Monitoring
+    observers: Observers
     canary: Canary | None
 
     @property
@@ -51,12 +52,6 @@ class Served(Protocol):
 
     async def take_over(self, live: LiveModel) -> None:
         """Let new requests go there, and those in flight finish where they are."""
-
-    def observe(self, observer: Observer) -> None:
-        """Offer it every answered request from now on."""
-
-    def forget(self, observer: Observer) -> None:
-        """No longer."""
 
 
 class _Trial:
@@ -297,7 +292,7 @@ class Follower:
         if trial.shadow is None and self._settings.shadow_share:
             count = self._served.monitoring.shadowed
             trial.shadow = Shadow(trial.live, self._settings.shadow_share, candidate.allowed.difference, trial.evidence, count)
-            self._served.observe(trial.shadow)
+            self._served.observers.add(trial.shadow)
         if candidate.mode == "canary":
             if self._served.canary is None:
                 self._served.canary = Canary(trial.live, trial.evidence)
@@ -310,7 +305,7 @@ class Follower:
         self._served.canary = None
         self._served.monitoring.candidate_share(0)
         if trial and trial.shadow:
-            self._served.forget(trial.shadow)
+            self._served.observers.remove(trial.shadow)
             await asyncio.to_thread(trial.shadow.close)
         if trial and trial.live:
             await trial.live.retire()

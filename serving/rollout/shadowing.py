@@ -9,7 +9,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,17 +50,17 @@ class Shadow:
         self._thread = threading.Thread(target=self._work, name="slipway-shadow", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Answered) -> None:
-        """Take a copy, unless it is not of the sample, the candidate's own answer or a replay. Never waits, never raises."""
+    def offer(self, answered: Sequence[Answered]) -> None:
+        """Take copies, but of nothing that is not of the sample, the candidate's own answer or a replay. Never waits, never raises."""
         model = self._live.model
-        if answered.bundle_digest == model.bundle.digest or answered.request_id.startswith(REPLAYED):
+        if answered[0].bundle_digest == model.bundle.digest:
             return
-        if not is_chosen(answered.request_id, self._share, f"shadow:{model.version}"):
-            return
-        try:
-            self._waiting.put_nowait(answered)
-        except queue.Full:
-            self._note("dropped")
+        for one in answered:
+            if not one.request_id.startswith(REPLAYED) and is_chosen(one.request_id, self._share, f"shadow:{model.version}"):
+                try:
+                    self._waiting.put_nowait(one)
+                except queue.Full:
+                    self._note("dropped")
 
     def close(self) -> None:
         """End the thread; copies that wait are not answered any more."""

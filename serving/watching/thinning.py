@@ -4,12 +4,14 @@ A request that waits for the watching thread keeps its pixels, rows and answers,
 otherwise use again at once. What is only counted leaves a few numbers.
 """
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from operator import itemgetter
-from typing import Any
+from itertools import chain, repeat
+from operator import attrgetter, getitem, itemgetter
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +24,13 @@ _SPARE = 1.5  # more is taken than there was time for, so that the share finds i
 _FEWEST = 16  # rows of a round
 _AT_ONCE = 64  # requests
 _NOTHING: NDArray[Any] = np.empty(0)
-_IS_OUTLIER, _LABEL = itemgetter("is_outlier"), itemgetter("label")
+_ANSWERS, _INPUTS = attrgetter("answers"), attrgetter("inputs")
+_FIRST = itemgetter(0)
+_IS_OUTLIER, _LABEL, _PROBABILITIES = map(itemgetter, ("is_outlier", "label", "probabilities"))
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
-Request = tuple[Sequence[dict[str, Any]], NDArray[Any]]  # its answers, and its inputs: (rows, ...), of tables alone
+Counted = tuple[Sequence[dict[str, Any]], NDArray[Any]]  # a request's answers, and its inputs: (rows, ...), of tables alone
+Request = TypeVar("Request")
 
 
 class Counts:
@@ -54,13 +59,13 @@ class Counts:
         self.confidence_sum = 0.0
         self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request, of tables alone
 
-    def add(self, requests: Sequence[Request]) -> None:
+    def add(self, requests: Sequence[Counted]) -> None:
         """Count the rows of requests that this model answered."""
-        answers = [answer for request in requests for answer in request[0]]
+        answers = list(chain.from_iterable(map(_FIRST, requests)))
         self.num_outliers += sum(map(_IS_OUTLIER, answers))
         if self.has_labels and answers:
             labels = list(map(_LABEL, answers))
-            confidences = np.array([answer["probabilities"][label] for answer, label in zip(answers, labels, strict=True)])
+            confidences = np.array(list(map(getitem, map(_PROBABILITIES, answers), labels)))
             self.labels.update(labels)
             for bucket, count in enumerate(np.bincount(np.searchsorted(CONFIDENCES, confidences)).tolist()):
                 self.confidences[bucket] += count
@@ -87,16 +92,17 @@ class RunningCounts:
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.totals = Counts(bundle, variant)
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[Counted] = deque()
         self._labels: dict[str, int] = {}  # as they were read last
         self._confidences: Sequence[int] = _NO_BUCKETS
         self._confidence_sum, self._num_outliers, self._num_rows = 0.0, 0, 0
         self._num_direct = 0  # rows that were never among the totals
         self._num_seen = 0  # rows when it was last asked whether there are more
 
-    def add(self, answered: Answered) -> None:
-        """Take note of a request, on the event loop."""
-        self._waiting.append((answered.answers, answered.inputs if self.totals.is_table else _NOTHING))
+    def add(self, answered: Sequence[Answered]) -> None:
+        """Take note of requests, on the event loop."""
+        inputs = map(_INPUTS, answered) if self.totals.is_table else repeat(_NOTHING, len(answered))
+        self._waiting.extend(zip(map(_ANSWERS, answered), inputs, strict=True))
         if len(self._waiting) >= _AT_ONCE:
             self._count_into(self.totals)
 
@@ -130,10 +136,9 @@ class RunningCounts:
         self._num_direct += counts.num_rows - num_before
 
     def _count_into(self, counts: Counts) -> None:
-        taken = []
-        with suppress(IndexError):  # the other thread may take the last one
-            while self._waiting:
-                taken.append(self._waiting.popleft())
+        taken: list[Counted] = []
+        with suppress(IndexError):  # it is empty, which the other thread may have brought about
+            taken.extend(iter(self._waiting.popleft, None))
         counts.add(taken)
 
 
@@ -142,11 +147,26 @@ class Thinning:
 
     def __init__(self) -> None:
         self._share = 1.0
+        self._num_before = 0  # requests, until the next one that is taken in whole
 
-    def takes(self) -> bool:
-        """Whether the next request is taken in whole; at random, whatever it holds."""
-        return self._share >= 1.0 or random.random() < self._share
+    def divide(self, requests: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
+        """Those that are taken in whole, each at random whatever it holds, and the others."""
+        if self._share >= 1.0:
+            return requests, ()
+        places, place = [], self._num_before
+        while place < len(requests):
+            places.append(place)
+            place += 1 + self._draw()
+        self._num_before = place - len(requests)
+        others = list(requests)
+        return [others.pop(place) for place in reversed(places)], others
 
     def adapt(self, num_offered: int, num_used: int) -> None:
         """A round is over, to which so many rows were offered; for so many there was time."""
         self._share = min(1.0, _SPARE * max(num_used, _FEWEST) / num_offered) if num_offered else 1.0
+        self._num_before = self._draw()
+
+    def _draw(self) -> int:
+        """How many are left out before the next: by the geometric law, as if each was drawn for itself."""
+        share = self._share
+        return int(math.log(1 - random.random()) / math.log1p(-share)) if share < 1.0 else 0

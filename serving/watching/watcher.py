@@ -10,10 +10,11 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ _BURST_S = 0.1  # of processor time
 _CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits for no longer
 _CHUNK_BYTES = 2 << 20
 _CHUNK_REQUESTS = 256
+_REQUEST_ID, _IS_REPLAYED = attrgetter("request_id"), methodcaller("startswith", REPLAYED)
 _MAX_MODELS = 8  # whose references stay in memory
 _WINDOW_SHARE = 4  # a part has at most this share of a window, so that windows are not much larger than they should be
 _PARTS = {  # under which label a fault of what is counted; those of the database are all "state"
@@ -104,15 +106,22 @@ class Watcher:
         self._thread = threading.Thread(target=self._work, name="slipway-watch", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Answered) -> None:
-        """Take note of a request, or leave it. Never waits, never raises."""
-        if answered.request_id.startswith(REPLAYED):
-            return
-        if not self._thinning.takes():
-            running = self._running(answered)
+    def offer(self, answered: Sequence[Answered]) -> None:
+        """Take note of them, or leave them: one or more, all of one model. Never waits, never raises."""
+        if any(map(_IS_REPLAYED, map(_REQUEST_ID, answered))):
+            answered = [one for one in answered if not _IS_REPLAYED(one.request_id)]
+        whole, others = self._thinning.divide(answered)
+        for one in whole:
+            self._take(one)
+        if others:
+            running = self._running(others[0])
             if len(running.totals.inputs) < MAX_WAITING:
-                running.add(answered)
-                return
+                running.add(others)
+            else:
+                self._dropped_offered += sum(len(one.answers) for one in others)
+
+    def _take(self, answered: Answered) -> None:
+        """In whole, as far as there is room."""
         num_bytes = _num_bytes(answered)
         if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
             self._dropped_offered += len(answered.answers)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -290,20 +291,21 @@ def test_an_explanation_is_no_prediction(make_settings: MakeSettings) -> None:
         def __init__(self) -> None:
             self.offered: list[Answered] = []
 
-        def offer(self, answered: Answered) -> None:
-            self.offered.append(answered)
+        def offer(self, answered: Sequence[Answered]) -> None:
+            self.offered += answered
 
         def close(self) -> None:
             pass
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         noting = Noting()
-        inference._observers = [noting]
+        inference.observers.all = [noting]
         assert (await client.post("/explain", content=picture(), headers=PNG)).status_code == 200
         assert noting.offered == []
         assert metric(inference, "slipway_predict_seconds_count") == 0
         assert metric(inference, 'slipway_requests_total{code="200",route="/explain"}') == 1
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
+        await asyncio.sleep(0)
         assert len(noting.offered) == 1
 
     run(make_settings(), work)

@@ -108,7 +108,7 @@ def test_a_truth_that_waits_in_vain_is_forgotten_and_counted(make_settings: Make
     monkeypatch.setattr(stores, "PENDING_S", 0.2)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference._observers[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher; it was set before TIDY_S
+        inference.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher; it was set before TIDY_S
         await client.post("/feedback", json={"request_id": "nobody", "truth": "dark"})
         await until(lambda: counted(inference, "unknown_request") == 1)
         assert list(read_truths(inference.settings.state)) == []
@@ -273,7 +273,7 @@ def test_only_the_last_predictions_and_truths_are_remembered(make_settings: Make
         await until(lambda: remembered(inference) == 150)
         for number in range(120):
             await client.post("/feedback", json={"request_id": f"id-{number}", "truth": "dark"})
-        inference._observers[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher
+        inference.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher
         await until(lambda: remembered(inference) == 100)
         assert len(list(read_truths(inference.settings.state))) == 100
 

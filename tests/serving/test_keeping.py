@@ -14,7 +14,7 @@ import pytest
 from serving import keeping
 from serving.inference import Inference
 from serving.keeping import Keeper, is_sampled
-from serving.model import AnsweredRow
+from serving.model import AnsweredRow, ServedModel
 from serving.observing import Answered
 from serving.payload import Payload
 from slipway.bundle import Bundle, LoadedBundle
@@ -151,14 +151,15 @@ def test_a_thread_that_raises_costs_no_request_and_is_counted(
     run(make_settings(keep_directory=tmp_path / "kept"), work)
 
 
-# Keeping looks at the digest and at this name alone.
+# Keeping looks at the digest, at this name and at how the model ran.
 BUNDLE = LoadedBundle(Path("bundle"), cast(Bundle, SimpleNamespace(output_name="value")), "ab" * 32)
+MODEL = cast(ServedModel, SimpleNamespace(bundle=BUNDLE, selection=SimpleNamespace(actual=EXECUTION)))
 
 
 def answered(number: int, num_bytes: int = 100) -> Answered:
     rows = [AnsweredRow(np.zeros(1, np.float32), np.float32(0), {"value": 0.0})]
     payload = Payload("columns", (bytes(num_bytes),))
-    return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), BUNDLE, EXECUTION, rows, [{"value": 0.0}])
+    return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), MODEL, rows, [{"value": 0.0}])
 
 
 class HangingFolder(KeptFolder):
@@ -183,11 +184,11 @@ def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypat
 
     folder = HangingFolder(tmp_path)
     keeper = Keeper(folder, 1.0, count)
-    keeper.offer(answered(0))
+    keeper.offer([answered(0)])
     time.sleep(0.3)  # the thread has taken it, and hangs
     started = time.perf_counter()
-    for number in range(1, 21):
-        keeper.offer(answered(number))
+    keeper.offer([answered(number) for number in range(1, 11)])
+    keeper.offer([answered(number) for number in range(11, 21)])
     assert time.perf_counter() - started < 0.5
     assert counts["dropped"] == 15
     folder.free.set()
@@ -199,8 +200,7 @@ def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypat
 def test_a_request_that_no_segment_can_hold_is_dropped(tmp_path: Path) -> None:
     counts: list[tuple[str, int]] = []
     keeper = Keeper(KeptFolder(tmp_path, 1 << 20, 1), 1.0, lambda outcome, number: counts.append((outcome, number)))
-    keeper.offer(answered(1, 100_000))
-    keeper.offer(answered(2, 1000))
+    keeper.offer([answered(1, 100_000), answered(2, 1000)])
     keeper.close()
     assert sorted(counts) == [("dropped", 1), ("kept", 1)]
     assert [request.request_id for request in read_kept(tmp_path) if isinstance(request, KeptRequest)] == ["id-2"]

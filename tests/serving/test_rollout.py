@@ -183,7 +183,7 @@ def test_a_busy_shadow_drops_copies_and_costs_no_request(
     async def work(client: Any, inference: Inference) -> None:
         await propose(inference, "shadow", write_candidate(certified / "new", scaled_classifier(2)))
         await settle(inference, lambda: inference.rollout.is_shadowing)
-        shadow = inference._observers[-1]
+        shadow = inference.observers.all[-1]
         loop = asyncio.get_running_loop()
         answer = shadow._run  # type: ignore[attr-defined]  # of Shadow
 
