@@ -2,8 +2,9 @@
 
 `python -m bench.watching_overhead [smallest|small|large]...` asks two services of one bundle with a reference for drift over 32
 connections on this machine, and writes one table for each bundle (bench/results/watching_overhead_smallest.md, and so on). The smallest
-graph there is makes a request cost little beside the watching; small and large are those of bench/serving_speed.py. The first round of
-each service is not counted: an allowance of processor time that was saved up while idle is spent in it.
+graph there is makes a request cost little beside the watching; small and large are those of bench/serving_speed.py. Each service is asked
+for some seconds before each of its rounds, which are not counted: the watching's allowance of processor time, which it saved up while the
+other service had its turn, is spent in them.
 """
 
 import sys
@@ -30,6 +31,7 @@ from tests.serving.test_service import cpu_seconds
 from tests.serving.watched import pictures, watched_bundle, with_reference
 
 NUM_REFERENCE, LARGEST_BATCH = 512, 32
+SETTLE_S = 3.0
 WATCH = {"off": False, "on": True}
 
 
@@ -90,14 +92,13 @@ def run_case(case: Case) -> str:
         }
         all_measured = {name: Measured(f"watching {name}", server.url, request) for name, server in servers.items()}
         cpu: dict[str, list[float]] = {name: [] for name in WATCH}
-        for number in range(case.num_rounds + 1):
+        for _ in range(case.num_rounds):
             for name, server in servers.items():
+                measure(Measured("not counted", server.url, request), NUM_CONNECTIONS, SETTLE_S)
                 before = worker_seconds(server.url, server.worker())
-                measured = all_measured[name] if number else Measured(name, server.url, request)
-                measure(measured, NUM_CONNECTIONS, case.round_seconds)
+                measure(all_measured[name], NUM_CONNECTIONS, case.round_seconds)
                 spent, answered = (now - then for now, then in zip(worker_seconds(server.url, server.worker()), before, strict=True))
-                if number:
-                    cpu[name].append(spent / answered * 1e6)
+                cpu[name].append(spent / answered * 1e6)
         rates = zip(*(all_measured[name].requests_per_second for name in ("on", "off")), strict=True)
         ratios = [on / off for on, off in rates]
         spread = f"median {median(ratios):.1%}, {min(ratios):.1%} to {max(ratios):.1%}"
@@ -109,7 +110,7 @@ def run_case(case: Case) -> str:
             f"Processor time of the worker for each request, median: {times}; on of off in the same turn {median(costs):.3f}, "
             f"{min(costs):.3f} to {max(costs):.3f}. Rows: {looked_at(servers['on'].url)}.",
             f"{NUM_CONNECTIONS} connections, the client on the same cores, n = {case.num_rounds} rounds of {case.round_seconds:g} s in "
-            f"turns, one worker. {conditions(*PACKAGES)}",
+            f"turns, {SETTLE_S:g} s before each not counted, one worker. {conditions(*PACKAGES)}",
         ]
         return "\n\n".join(lines) + "\n"
 
