@@ -16,6 +16,7 @@ from serving.responses import Refusal
 EFFICIENT = 0.95  # of the throughput of the largest batch: the smallest batch that has it is large enough
 MIN_ITEMS = 8  # are always let in: fewer would leave the model waiting for the event loop
 FORGETTING = 0.98  # per batch, so that the last 50 or so decide
+FEW_BATCHES = 8  # of one item each: the first ones of a process pay for what is cold, and none tells what company saves
 WINDOW_S = 0.25  # over which the speed of the whole way, decoding included, is measured
 _NEW_SPEED = 0.3  # weight of one window
 
@@ -80,7 +81,8 @@ class Admission:
         self._min_items = max(MIN_ITEMS, 2 * num_decoders)
         self._clock = clock
         self._times = BatchTimes()
-        self._batch_speed = math.inf  # items a second of the largest batches, as the times of batches say
+        self._batch_speed = math.inf  # items a second of the largest batches, as the times of batches say, once there are enough
+        self._num_alone = 0  # batches of one item, before there was another
         self._speed: float | None = None  # items a second of the whole way, once it has been seen at its limit
         self._demand = 0.0  # items asked for, refused ones included, beyond what could have been done since
         self._demand_at = clock()
@@ -123,7 +125,10 @@ class Admission:
     def ran(self, size: int, seconds: float) -> None:
         """Note a batch that the model answered, before its requests leave."""
         self._times.add(size, seconds)
-        self._batch_speed = self._times.throughput(self.max_batch_size)
+        if self._num_alone < FEW_BATCHES:
+            self._num_alone = self._num_alone + 1 if size == 1 else FEW_BATCHES
+        if self._num_alone == FEW_BATCHES:
+            self._batch_speed = self._times.throughput(self.max_batch_size)
         self._window_items += size
         now = self._clock()
         if now - self._window_began >= WINDOW_S:

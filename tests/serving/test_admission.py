@@ -199,6 +199,33 @@ def test_callers_that_wait_for_a_slow_model_are_not_refused_either(rows_per_seco
     assert 0.8 * rows_per_second < worker.admission.speed() < 1.2 * rows_per_second
 
 
+@pytest.mark.parametrize("num_first", [1, 3])
+def test_the_first_requests_of_a_cold_process_do_not_stand_for_the_speed_of_the_model(num_first: int) -> None:
+    worker = Simulated(each=0.1)  # while another worker warms up on the same cores
+    for _ in range(num_first):
+        worker.ask()
+        list(worker.advance(worker.now + 1))
+    worker.each = EACH
+    closed_loop(worker, 32, 5)
+    assert not worker.refused
+    assert worker.admission.speed() == pytest.approx(PEAK, rel=0.1)
+
+
+@pytest.mark.parametrize("are_at_once", [True, False])
+def test_a_model_that_is_that_slow_is_found_to_be(are_at_once: bool) -> None:
+    """The twin: from one batch of many, or from some of one."""
+    worker = Simulated(each=0.1)
+    for _ in range(32 if are_at_once else 8):
+        worker.ask()
+        if not are_at_once:
+            list(worker.advance(worker.now + 1))
+    list(worker.advance(worker.now + 30))
+    assert not worker.refused
+    for _ in range(32):
+        worker.ask()
+    assert worker.refused
+
+
 def test_an_overload_of_a_slow_model_is_measured_as_well() -> None:
     worker = Simulated(each=1 / 20)
     open_loop(worker, 60, 60)
