@@ -43,6 +43,12 @@ class AnsweredRow(NamedTuple):
     outputs: NDArray[np.float32]  # (outputs,)
     score: np.float32  # of outliers
     answer: dict[str, Any] | None  # as the caller gets it; None if a number is not finite
+    is_outlier: bool  # this and what follows is what is counted of every row, at hand without looking through its answer
+    label: str  # the most probable class; "" where the answer is a number
+    confidence: float  # its probability; 0 where the answer is a number
+
+
+_Described = tuple[dict[str, Any], str, float]  # an answer, and its label and confidence
 
 
 @dataclass(frozen=True)
@@ -64,43 +70,46 @@ class ServedModel:
 
     def answer_rows(self, batch: NDArray[Any]) -> list[AnsweredRow]:
         """(rows, ...) of the bundle's input contract to what is answered to each."""
-        outputs, scores = self.run(batch)
-        return [AnsweredRow(*row) for row in zip(outputs, scores, self._answers(outputs, scores), strict=True)]
+        return list(self._rows(*self.run(batch)))
 
     def answer(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
         """(outputs,) float32 of one image or row, and its outlier score, to what the caller gets.
 
         InvalidAnswerError if a number is not finite.
         """
-        return finite_answer(next(self._answers(outputs[np.newaxis], np.asarray([score]))))
+        return finite_answer(next(self._rows(outputs[np.newaxis], np.asarray([score]))).answer)
 
-    def _answers(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> Iterator[dict[str, Any] | None]:
+    def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> Iterator[AnsweredRow]:
         """For a whole batch at once: numpy takes as long for one row as for thirty-two."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
         outliers = self._calibration.is_outlier(scores).tolist()
         describe = self._values if self.bundle.manifest.output.kind == "value" else self._classes
-        for answer, is_finite in zip(describe(outputs, scores.tolist(), outliers), finite, strict=True):
-            yield answer if is_finite else None
+        described = describe(outputs, scores.tolist(), outliers)
+        together = zip(outputs, scores, finite, outliers, described, strict=True)
+        for output, score, is_finite, is_outlier, (answer, label, confidence) in together:
+            yield AnsweredRow(output, score, answer if is_finite else None, is_outlier, label, confidence)
 
-    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[dict[str, Any]]:
+    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[_Described]:
         for value, score, is_outlier in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
             interval = self._calibration.interval(value)
-            yield {"value": value, "interval": interval and list(interval), "outlier_score": score, "is_outlier": is_outlier}
+            yield {"value": value, "interval": interval and list(interval), "outlier_score": score, "is_outlier": is_outlier}, "", 0.0
 
-    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[dict[str, Any]]:
+    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[_Described]:
         labels = self.bundle.manifest.output.labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()  # a set holds the most probable ones
         rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
         for probabilities, order, set_size, score, is_outlier in rows:
-            best = labels[order[0]]
-            yield {
+            first = order[0]
+            best = labels[first]
+            answer = {
                 "label": best,
                 "probabilities": dict(zip(labels, probabilities, strict=True)),
                 "prediction_set": [best] if set_size == 1 else [labels[index] for index in order[:set_size]],
                 "outlier_score": score,
                 "is_outlier": is_outlier,
             }
+            yield answer, best, probabilities[first]
 
     @cached_property
     def _calibration(self) -> Calibration:

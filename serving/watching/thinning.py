@@ -7,10 +7,10 @@ otherwise use again at once. What is only counted leaves a few numbers.
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, repeat
-from operator import attrgetter, getitem, itemgetter
+from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,14 +22,13 @@ from slipway.bundle import LoadedBundle
 
 _SPARE = 1.5  # more is taken than there was time for, so that the share finds its way up again
 _FEWEST = 16  # rows of a round
-_AT_ONCE = 64  # requests
-_NOTHING: NDArray[Any] = np.empty(0)
-_ANSWERS, _INPUTS = attrgetter("answers"), attrgetter("inputs")
-_FIRST = itemgetter(0)
-_IS_OUTLIER, _LABEL, _PROBABILITIES = map(itemgetter, ("is_outlier", "label", "probabilities"))
+_AT_ONCE = 64  # rows
+_ROWS, _INPUTS = attrgetter("rows"), attrgetter("inputs")
+_COUNTED = attrgetter("label", "confidence", "is_outlier")
+_BOUNDS = np.array(CONFIDENCES)
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
-Counted = tuple[Sequence[dict[str, Any]], NDArray[Any]]  # a request's answers, and its inputs: (rows, ...), of tables alone
+Counted = tuple[str, float, bool]  # a row's label, its probability, and whether it is an outlier
 Request = TypeVar("Request")
 
 
@@ -59,20 +58,24 @@ class Counts:
         self.confidence_sum = 0.0
         self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request, of tables alone
 
-    def add(self, requests: Sequence[Counted]) -> None:
-        """Count the rows of requests that this model answered."""
-        answers = list(chain.from_iterable(map(_FIRST, requests)))
-        self.num_outliers += sum(map(_IS_OUTLIER, answers))
-        if self.has_labels and answers:
-            labels = list(map(_LABEL, answers))
-            confidences = np.array(list(map(getitem, map(_PROBABILITIES, answers), labels)))
+    def add(self, rows: Sequence[Counted]) -> None:
+        """Count rows that this model answered, without their inputs."""
+        if not rows:
+            return
+        labels, confidences, are_outliers = zip(*rows, strict=True)
+        self.num_outliers += sum(are_outliers)
+        if self.has_labels:
             self.labels.update(labels)
-            for bucket, count in enumerate(np.bincount(np.searchsorted(CONFIDENCES, confidences)).tolist()):
+            probabilities = np.array(confidences)
+            for bucket, count in enumerate(np.bincount(_BOUNDS.searchsorted(probabilities)).tolist()):
                 self.confidences[bucket] += count
-            self.confidence_sum += float(confidences.sum())
+            self.confidence_sum += float(probabilities.sum())
+        self.num_rows += len(rows)  # the last, since it tells that there is more
+
+    def add_inputs(self, answered: Sequence[Answered]) -> None:
+        """Have the inputs of requests, where any of them are counted."""
         if self.is_table:
-            self.inputs.extend([inputs for _, inputs in requests])
-        self.num_rows += len(answers)  # the last, since it tells that there is more
+            self.inputs.extend(map(_INPUTS, answered))
 
     def include(self, labels: dict[str, int], confidences: Sequence[int], confidence_sum: float, num_outliers: int, num_rows: int) -> None:
         """Add what was counted elsewhere, without its inputs."""
@@ -83,11 +86,16 @@ class Counts:
         self.num_rows += num_rows
 
 
+def counted(answered: Iterable[Answered]) -> Iterator[Counted]:
+    """What is counted of each row."""
+    return map(_COUNTED, chain.from_iterable(map(_ROWS, answered)))
+
+
 class RunningCounts:
     """Totals that the event loop adds to, and the watching thread reads: nothing is reset, so nothing is counted twice or lost between.
 
-    Requests are counted `_AT_ONCE`, which takes a fraction of what each takes between all else that is done for it; each is taken out
-    of the queue by one of the two threads.
+    Rows are counted `_AT_ONCE`, which takes a fraction of what each takes between all else that is done for it; each is taken out of the
+    queue by one of the two threads. Nothing else of a request is kept meanwhile: its memory is for the next one, while it is at hand.
     """
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
@@ -101,8 +109,8 @@ class RunningCounts:
 
     def add(self, answered: Sequence[Answered]) -> None:
         """Take note of requests, on the event loop."""
-        inputs = map(_INPUTS, answered) if self.totals.is_table else repeat(_NOTHING, len(answered))
-        self._waiting.extend(zip(map(_ANSWERS, answered), inputs, strict=True))
+        self.totals.add_inputs(answered)
+        self._waiting.extend(counted(answered))
         if len(self._waiting) >= _AT_ONCE:
             self._count_into(self.totals)
 

@@ -29,7 +29,7 @@ from serving.watching.models import WatchedModel, watched_key
 from serving.watching.proposals import write_proposal
 from serving.watching.quality import NUM_JUDGED, compare, measure_joined
 from serving.watching.store import Closed, Limits, Part, Prediction, Store
-from serving.watching.thinning import Counts, RunningCounts, Thinning
+from serving.watching.thinning import Counts, RunningCounts, Thinning, counted
 from slipway.bundle import LoadedBundle
 from slipway.disk_faults import disk_fault
 from slipway.kept import REPLAYED
@@ -225,7 +225,8 @@ class Watcher:
             group = group_of(answered.bundle, answered.execution.variant)
             group.answered.append(answered)
         for group in groups.values():
-            group.counts.add([(answered.answers, answered.inputs) for answered in group.answered])
+            group.counts.add(list(counted(group.answered)))
+            group.counts.add_inputs(group.answered)
         for running in [*self._counted.values(), *self._idle]:
             if running.is_new:
                 running.move_to(group_of(running.totals.bundle, running.totals.variant).counts)
