@@ -100,12 +100,13 @@ def test_two_workers_keep_what_they_answered_for_their_owner_alone(server: Serve
 def test_a_killed_worker_leaves_what_it_kept_readable_and_the_others_go_on(server: Server, folder: Path) -> None:
     before = counted(server, "kept")
     ids: list[str] = []
+    while len(ids) < 60:
+        ids.append(ask(server, len(ids)).json()["request_id"])
+    wait_for(server, "kept", before + 60)
+    os.kill(server.worker(), signal.SIGKILL)
     while len(ids) < 120:
         with suppress(httpx.TransportError):  # what the killed one had in hand
             ids.append(ask(server, len(ids)).json()["request_id"])
-        if len(ids) == 60:
-            wait_for(server, "kept", before + 60)
-            os.kill(server.worker(), signal.SIGKILL)
     wait_for(server, "kept", before + 60)
     time.sleep(0.5)
     kept = {request.request_id for request in kept_in(folder / "kept")}
