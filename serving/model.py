@@ -51,9 +51,9 @@ class AnsweredRow(NamedTuple):
 _Described = tuple[dict[str, Any], str, float]  # an answer, and its label and confidence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model that is ready to answer."""
+    """A model that is ready to answer. Equal to itself alone: a bundle may be served in two ways, one after the other."""
 
     bundle: LoadedBundle
     certificate: Certificate
