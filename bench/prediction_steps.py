@@ -152,7 +152,6 @@ def described(steps: dict[bool, Counter[str]], times: Times) -> str:
         off, on = (statistics.quantiles(times.us[is_watched], n=share)[0] for is_watched in (False, True))
         lines.append(f"| microseconds of the event loop's thread, {name} of the turns | {off:.1f} | {on:.1f} | {on / off:.3f} |")
     ratios = [on / off for on, off in zip(times.us[True], times.us[False], strict=True)]
-    ratios = [on / off for on, off in zip(times.us[True], times.us[False], strict=True)]
     lines += [
         "",
         f"Neighbouring turns, with over without: median {statistics.median(ratios):.3f}, n = {len(ratios)} pairs. The watching's own "

@@ -7,7 +7,9 @@ import pytest
 
 from serving.rollout import commands
 from serving.settings import Settings, read_settings
+from serving.watching import watcher
 from tests.serving.bundles import certify, row_classifier, write_bundle
+from tests.serving.watched import watched_bundle
 
 MakeSettings = Callable[..., Settings]
 
@@ -42,3 +44,19 @@ def make_settings(certified: Path) -> MakeSettings:
 def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process of its own for each candidate: it takes seconds, and has tests of its own."""
     monkeypatch.setattr(commands, "rehearse", lambda settings: None)
+
+
+@pytest.fixture
+def quick_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds, parts and gauges come at once, and nothing is thinned."""
+    for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04), ("TIDY_S", 0.1)):
+        monkeypatch.setattr(watcher, name, seconds)
+    for name in ("FEATURES_SHARE", "RECORDS_SHARE"):
+        monkeypatch.setattr(watcher, name, 10.0)
+
+
+@pytest.fixture
+def make_watched(certified: Path, make_settings: MakeSettings) -> MakeSettings:
+    """Settings for a bundle with a reference for drift."""
+    watched_bundle(certified)
+    return make_settings
