@@ -1,4 +1,8 @@
-"""Batches come from the memory map many times faster than from files. `bench/loading.py` measures it well; here it may not be lost."""
+"""Batches come from the memory map many times faster than from files.
+
+`bench/loading.py` measures how many times, on photographs; here it may not be lost. The floors are less than half of what is seen, for
+busy machines: below them an image is decoded again, or handled one pixel, one copy or one thread at a time.
+"""
 
 import statistics
 import time
@@ -12,6 +16,7 @@ from PIL import Image
 
 from slipway.data.augmentation import plan_from_params
 from slipway.files import sha256_bytes
+from slipway.freed_memory import keep_freed_memory
 from slipway.training.batches import ImageChanges, TrainingBatches, cut_step, training_loader
 from tests.packed_rows import packed_split
 from tests.project_params import augment_params
@@ -37,6 +42,7 @@ def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], 
 
 def slipway(stored_px: int, size_px: int, count: int, batch_size: int, path: Path, **operations: Any) -> Callable[[], int]:
     """The training loader, over a memory map."""
+    keep_freed_memory()  # as training does
     np.save(path, np.random.default_rng(0).integers(0, 256, (count, stored_px, stored_px, 3), dtype=np.uint8))
     ids = [sha256_bytes(str(number).encode())[:32] for number in range(count)]
     split = packed_split(np.load(path, mmap_mode="r"), np.zeros(count), ids, ids)
@@ -61,13 +67,13 @@ def times_faster(ours: Callable[[], int], theirs: Callable[[], int]) -> float:
 
 
 @pytest.mark.slow
-def test_crops_of_224_px_load_at_least_ten_times_as_fast_as_from_files(tmp_path: Path) -> None:
+def test_crops_of_224_px_load_at_least_eight_times_as_fast_as_from_files(tmp_path: Path) -> None:
     from torchvision import transforms  # type: ignore[import-untyped]
 
     write_pictures(tmp_path / "images", 256, 400, 300)
     transform = transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     ours = slipway(256, 224, 256, 64, tmp_path / "inputs.npy", random_resized_crop=[0.08, 1.0])
-    assert times_faster(ours, image_folder(tmp_path / "images", transform, 64)) > 10
+    assert times_faster(ours, image_folder(tmp_path / "images", transform, 64)) > 8
 
 
 @pytest.mark.slow
