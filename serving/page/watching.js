@@ -38,7 +38,7 @@ export function driftTile(drift) {
     html("p", { class: "soft small" }, t("drift.hint")),
     strengths.length > 1 ? lines(series, MOST_WINDOWS, t("drift.windows"), (value) => number(value, 2)) : null,
     openWindow(drift, open),
-    drift.proposal ? html("p", {}, t("drift.proposal"), " ", html("code", {}, drift.proposal)) : null,
+    drift.proposal ? html("p", {}, t("drift.proposal", { when: moment(drift.proposal.closed) }), " ", html("code", {}, drift.proposal.path)) : null,
     Object.keys(drift.faults ?? {}).length ? html("p", { class: "problem" }, t("live.unreadable")) : null,
   );
 }

@@ -179,14 +179,14 @@ class Store:
         return in_vain
 
     def history(self, model: str) -> list[dict[str, Any]]:
-        """The last windows of a model that were closed, the newest first, with what their judgement was."""
+        """The last windows of a model that were closed, the newest first: their judgement, and whether a proposal was written."""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT opened, closed, num_rows, drifted, judgement FROM windows WHERE model = ? AND closed IS NOT NULL "
+                "SELECT opened, closed, num_rows, drifted, judgement, proposal = 2 FROM windows WHERE model = ? AND closed IS NOT NULL "
                 "ORDER BY closed DESC, id DESC LIMIT ?",
                 (model, _HISTORY),
             ).fetchall()
-        names = ("opened", "closed", "rows", "drifted", "judgement")
+        names = ("opened", "closed", "rows", "drifted", "judgement", "has_proposal")
         return [dict(zip(names, row, strict=True)) | {"judgement": json.loads(row[4])} for row in rows]
 
     def open_rows(self, model: str) -> tuple[float, int] | None:

@@ -26,7 +26,7 @@ from serving.settings import Settings
 from serving.watching.allowance import Allowance
 from serving.watching.metrics import FeatureFigure, Figures, WatchingMetrics
 from serving.watching.models import WatchedModel, watched_key
-from serving.watching.proposals import write_proposal
+from serving.watching.proposals import proposal_path, write_proposal
 from serving.watching.quality import NUM_JUDGED, compare, measure_joined
 from serving.watching.store import Closed, Limits, Part, Prediction, Store
 from serving.watching.thinning import Counts, RunningCounts, Thinning, counted
@@ -101,7 +101,6 @@ class Watcher:
         self._failing: dict[str, str] = {}  # by what failed, why; it was said in the log
         self._due = {"merge": 0.0, "refresh": 0.0, "tidy": time.monotonic() + TIDY_S}
         self._status: dict[str, Any] = {"drift": {"state": "starting"}, "feedback": {"state": "starting"}}
-        self._proposal: str | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="slipway-watch", daemon=True)
         self._thread.start()
@@ -144,7 +143,7 @@ class Watcher:
     def drift_status(self) -> dict[str, Any]:
         """The open window, the last ones, and what they say. Of seconds ago at most."""
         status: dict[str, Any] = self._status["drift"]
-        return status | {"faults": dict(self._failing), "proposal": self._proposal}
+        return status | {"faults": dict(self._failing)}
 
     def feedback_status(self) -> dict[str, Any]:
         """How good the model has proved to be. Of seconds ago at most."""
@@ -358,7 +357,6 @@ class Watcher:
         for window, model, opened, closed, num_rows, judgement in self._store.proposals_due():
             path = write_proposal(self._settings.state, self._settings.keep_directory, model, opened, closed, num_rows, judgement)
             self._store.proposal_written(window)
-            self._proposal = str(path)
             logger.warning("what may be done about the drift of model %s, by a person: %s", model, path)
 
     def _measure(self) -> None:
@@ -396,7 +394,16 @@ class Watcher:
             "window_minutes": self._settings.window_minutes,
             **_describe_last(judged[0] if judged else None),
             "windows": [_brief(window) for window in judged],
+            "proposal": self._describe_proposal(model, judged),
         }
+
+    def _describe_proposal(self, model: WatchedModel, judged: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """The last one that is still there, whichever worker wrote it."""
+        for closed in (window["closed"] for window in judged if window["has_proposal"]):
+            path = proposal_path(self._settings.state, closed, model.key)
+            if path.exists():
+                return {"path": str(path), "closed": closed}
+        return None
 
 
 def open_watcher(settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> Watcher | None:

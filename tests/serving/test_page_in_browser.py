@@ -123,7 +123,7 @@ def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
         drift = httpx.get(server.url + "/status").json()["drift"]
         shown = await tab.run("[...document.querySelectorAll('#live-content .bars tr')].length")
         assert shown == min(10, len(drift["features"]))
-        assert drift["proposal"] in await tab.text("#live-content")
+        assert drift["proposal"]["path"] in await tab.text("#live-content")
 
     with running(tmp_path, window_rows=200) as server:
         server.wait()

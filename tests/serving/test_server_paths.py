@@ -87,12 +87,13 @@ def test_the_status_tells_of_rollout_and_drift_without_paths_and_operators_have_
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         inference.parts["drift"] = lambda: drift
-        drift: dict[str, Any] = {"faults": {"merging": f"{settings.state}/x.db is full"}, "proposal": f"{settings.state}/proposals/now.md"}
+        path = f"{settings.state}/proposals/now.md"
+        drift: dict[str, Any] = {"faults": {"merging": f"{settings.state}/x.db is full"}, "proposal": {"path": path}}
         answer = await client.get("/status")
         told = answer.json()
         state = settings.state.relative_to(ROOT)
         assert told["rollout"]["events"][-1]["reason"].endswith(f"bundle cannot be read, nor {state}/rollout.d")
-        assert told["drift"] == {"faults": {"merging": f"{state}/x.db is full"}, "proposal": f"{state}/proposals/now.md"}
+        assert told["drift"] == {"faults": {"merging": f"{state}/x.db is full"}, "proposal": {"path": f"{state}/proposals/now.md"}}
         assert str(ROOT) not in answer.text
         assert ELSEWHERE not in answer.text.replace("\\/", "/")
         assert (await client.get("/rollout")).json()["events"][-1]["reason"] == reason

@@ -160,10 +160,10 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(6, 700, shift=60))
-        await until(lambda: status(inference)["proposal"] is not None and windows(inference, "drifted") >= 2)
+        await until(lambda: status(inference).get("proposal") is not None and windows(inference, "drifted") >= 2)
         version = inference.require_model().version
         (proposal,) = (settings.state / "proposals").glob("*.md")  # one for the beginning, none for each further window
-        assert str(proposal) == status(inference)["proposal"]
+        assert str(proposal) == status(inference)["proposal"]["path"]
         text = proposal.read_text()
         assert version in text
         assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
@@ -174,6 +174,26 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
     with caplog.at_level(logging.WARNING, "bentoml.slipway"):
         logging.getLogger("bentoml").propagate = True
         run(settings, work)
+
+
+def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restart(make_watched: MakeSettings) -> None:
+    settings = make_watched(window_rows=200)
+
+    async def drift_and_end(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(6, 200, shift=60))
+        await until(lambda: status(inference).get("proposal") is not None)
+
+    async def be_clean(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 300))
+        await until(lambda: windows(inference, "clean") >= 1 and status(inference).get("verdict") == "clean")
+        (proposal,) = (settings.state / "proposals").glob("*.md")
+        (drifted,) = (window["closed"] for window in status(inference)["windows"] if window["drifted"])
+        assert status(inference)["proposal"] == {"path": str(proposal), "closed": drifted}
+        proposal.unlink()
+        await until(lambda: status(inference)["proposal"] is None)
+
+    run(settings, drift_and_end)
+    run(settings, be_clean)
 
 
 def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(make_watched: MakeSettings) -> None:
