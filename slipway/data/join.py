@@ -60,10 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     params = load_params()
     asked = params.data if given.old is None else params.data.model_copy(update={"path": str(given.old)})
     data = unpacked(asked, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
-    if not given.collected.is_file():
-        raise DataError(f"{given.collected} is not there; write it with `python -m slipway.collect`, or name it with --collected.")
+    _require_parquet(given.collected)
     joined = join(data, given.collected, given.out)
     print(summary(joined, data, given.out))
+
+
+def _require_parquet(collected: Path) -> None:
+    """DataError unless it is there and, as far as its end tells, Parquet."""
+    remedy = "write it with `python -m slipway.collect`, or name it with --collected."
+    if not collected.is_file():
+        raise DataError(f"{collected} is not there; {remedy}")
+    try:
+        pq.read_schema(collected)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{collected} is not a readable Parquet file ({str(error).rstrip('.')}); {remedy}") from error
 
 
 def join(data: DataParams, collected: Path, out: Path) -> Joined:

@@ -325,6 +325,9 @@ def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
     with pytest.raises(DataError, match=r"slipway\.collect"):
         main(["next.parquet"])
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "collected.parquet").write_text("PAR1 and no end")
+    with pytest.raises(DataError, match=r"^data/collected\.parquet is not a readable Parquet file \(.*\); write it with"):
+        main(["next.parquet"])
     collected_images(tmp_path / "data" / "collected.parquet", {3: "dog", 4: "dog", 10: "cat"})
     main(["next.parquet"])
     printed = capsys.readouterr().out
