@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from serving.observing import Answered
+from serving.observing import Answered, Noted, id_of
 from serving.settings import Settings
 from slipway.disk_faults import disk_fault
 from slipway.kept import REPLAYED, KeptFolder, KeptRequest, digest_inputs, encode_line
@@ -49,11 +49,12 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, name="slipway-keep", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Sequence[Answered]) -> None:
+    def offer(self, answered: Sequence[Noted]) -> None:
         """Keep those that are among the sampled ones. Never waits, never raises."""
         for one in answered:
-            if not one.request_id.startswith(REPLAYED) and is_sampled(one.request_id, self._share):
-                self._keep(one)
+            request_id = id_of(one)
+            if not request_id.startswith(REPLAYED) and is_sampled(request_id, self._share):
+                self._keep(Answered._make(one))
 
     def _keep(self, answered: Answered) -> None:
         num_bytes = answered.payload.num_bytes + answered.inputs.nbytes

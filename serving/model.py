@@ -37,18 +37,17 @@ class InvalidAnswerError(SlipwayError):
     """The model answered something that is no answer: NaN, an infinity, or another shape."""
 
 
+# Of every row: the most probable class and its probability, "" and 0 where the answer is a number; and whether it is an outlier.
+Counted = tuple[str, float, bool]
+
+
 class AnsweredRow(NamedTuple):
     """What the model says of one image or row."""
 
     outputs: NDArray[np.float32]  # (outputs,)
     score: np.float32  # of outliers
     answer: dict[str, Any] | None  # as the caller gets it; None if a number is not finite
-    is_outlier: bool  # this and what follows is what is counted of every row, at hand without looking through its answer
-    label: str  # the most probable class; "" where the answer is a number
-    confidence: float  # its probability; 0 where the answer is a number
-
-
-_Described = tuple[dict[str, Any], str, float]  # an answer, and its label and confidence
+    counted: Counted  # at hand without looking through its answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +84,16 @@ class ServedModel:
         outliers = self._calibration.is_outlier(scores).tolist()
         describe = self._values if self.bundle.manifest.output.kind == "value" else self._classes
         described = describe(outputs, scores.tolist(), outliers)
-        together = zip(outputs, scores, finite, outliers, described, strict=True)
-        for output, score, is_finite, is_outlier, (answer, label, confidence) in together:
-            yield AnsweredRow(output, score, answer if is_finite else None, is_outlier, label, confidence)
+        for output, score, is_finite, (answer, counted) in zip(outputs, scores, finite, described, strict=True):
+            yield AnsweredRow(output, score, answer if is_finite else None, counted)
 
-    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[_Described]:
+    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[tuple[dict[str, Any], Counted]]:
         for value, score, is_outlier in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
             interval = self._calibration.interval(value)
-            yield {"value": value, "interval": interval and list(interval), "outlier_score": score, "is_outlier": is_outlier}, "", 0.0
+            answer = {"value": value, "interval": interval and list(interval), "outlier_score": score, "is_outlier": is_outlier}
+            yield answer, ("", 0.0, is_outlier)
 
-    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[_Described]:
+    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[tuple[dict[str, Any], Counted]]:
         labels = self.bundle.manifest.output.labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()  # a set holds the most probable ones
@@ -109,7 +108,7 @@ class ServedModel:
                 "outlier_score": score,
                 "is_outlier": is_outlier,
             }
-            yield answer, best, probabilities[first]
+            yield answer, (best, probabilities[first], is_outlier)
 
     @cached_property
     def _calibration(self) -> Calibration:

@@ -5,9 +5,8 @@ An observer is offered every answered request. It never waits, never raises and 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,8 +16,6 @@ from serving.model import AnsweredRow, ServedModel
 from serving.payload import Payload
 from slipway.bundle import SCORE_NAME, LoadedBundle
 from slipway.certificate import Execution
-
-_MODEL = attrgetter("model")
 
 
 class Answered(NamedTuple):
@@ -54,14 +51,24 @@ class Answered(NamedTuple):
         return self.bundle.digest
 
 
-Fields = tuple[str, Payload, bool, NDArray[Any], ServedModel, Sequence[AnsweredRow], list[dict[str, Any]]]  # of Answered, in order
-_as_answered: Callable[[Fields], Answered] = partial(tuple.__new__, Answered)  # without a step of the interpreter
+# The fields of Answered in their order. Most requests are only counted, and never become one: to make it takes as long as counting.
+Noted = tuple[str, Payload, bool, NDArray[Any], ServedModel, Sequence[AnsweredRow], list[dict[str, Any]]]
+
+
+def _field(name: str) -> Callable[[Noted], Any]:
+    return itemgetter(Answered._fields.index(name))
+
+
+id_of: Callable[[Noted], str] = _field("request_id")
+inputs_of: Callable[[Noted], NDArray[Any]] = _field("inputs")
+model_of: Callable[[Noted], ServedModel] = _field("model")
+rows_of: Callable[[Noted], Sequence[AnsweredRow]] = _field("rows")
 
 
 class Observer(Protocol):
     """Something that is offered every answered request, on the event loop."""
 
-    def offer(self, answered: Sequence[Answered]) -> None:
+    def offer(self, answered: Sequence[Noted]) -> None:
         """Take note of them, or leave them: one or more, all of one model. Never waits, never raises."""
 
     def close(self) -> None:
@@ -76,7 +83,7 @@ class Observers:
 
     def __init__(self) -> None:
         self.all: Sequence[Observer] = ()
-        self._answered: list[Fields] = []  # of this turn
+        self._answered: list[Noted] = []  # in this turn
 
     def add(self, observer: Observer) -> None:
         """Offer it every answered request from now on."""
@@ -86,7 +93,7 @@ class Observers:
         """No longer."""
         self.all = [one for one in self.all if one is not observer]
 
-    def note(self, answered: Fields) -> None:
+    def note(self, answered: Noted) -> None:
         """Have a request told in the next turn."""
         if not self._answered:
             asyncio.get_running_loop().call_soon(self._tell)
@@ -100,7 +107,7 @@ class Observers:
 
     def _tell(self) -> None:
         noted, self._answered = self._answered, []
-        for _, answered in groupby(map(_as_answered, noted), _MODEL):
+        for _, answered in groupby(noted, model_of):
             of_one_model = list(answered)
             for observer in self.all:
                 observer.offer(of_one_model)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from serving.live_model import LiveModel
 from serving.model import InvalidAnswerError
-from serving.observing import Answered
+from serving.observing import Answered, Noted, id_of, model_of
 from serving.responses import Refusal
 from serving.rollout.canary import is_chosen
 from serving.rollout.evidence import Evidence
@@ -50,15 +50,16 @@ class Shadow:
         self._thread = threading.Thread(target=self._work, name="slipway-shadow", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Sequence[Answered]) -> None:
+    def offer(self, answered: Sequence[Noted]) -> None:
         """Take copies, but of nothing that is not of the sample, the candidate's own answer or a replay. Never waits, never raises."""
         model = self._live.model
-        if answered[0].bundle_digest == model.bundle.digest:
+        if model_of(answered[0]).bundle.digest == model.bundle.digest:
             return
         for one in answered:
-            if not one.request_id.startswith(REPLAYED) and is_chosen(one.request_id, self._share, f"shadow:{model.version}"):
+            request_id = id_of(one)
+            if not request_id.startswith(REPLAYED) and is_chosen(request_id, self._share, f"shadow:{model.version}"):
                 try:
-                    self._waiting.put_nowait(one)
+                    self._waiting.put_nowait(Answered._make(one))
                 except queue.Full:
                     self._note("dropped")
 

@@ -7,7 +7,7 @@ otherwise use again at once. What is only counted leaves a few numbers.
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
@@ -16,19 +16,18 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.observing import Answered
+from serving.model import AnsweredRow, Counted
+from serving.observing import Noted, inputs_of, rows_of
 from serving.watching.metrics import CONFIDENCES
 from slipway.bundle import LoadedBundle
 
 _SPARE = 1.5  # more is taken than there was time for, so that the share finds its way up again
 _FEWEST = 16  # rows of a round
 _AT_ONCE = 64  # rows
-_ROWS, _INPUTS = attrgetter("rows"), attrgetter("inputs")
-_COUNTED = attrgetter("label", "confidence", "is_outlier")
 _BOUNDS = np.array(CONFIDENCES)
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
-Counted = tuple[str, float, bool]  # a row's label, its probability, and whether it is an outlier
+_counted: Callable[[AnsweredRow], Counted] = attrgetter("counted")
 Request = TypeVar("Request")
 
 
@@ -63,7 +62,7 @@ class Counts:
         if not rows:
             return
         labels, confidences, are_outliers = zip(*rows, strict=True)
-        self.num_outliers += sum(are_outliers)
+        self.num_outliers += are_outliers.count(True)
         if self.has_labels:
             self.labels.update(labels)
             probabilities = np.array(confidences)
@@ -72,10 +71,10 @@ class Counts:
             self.confidence_sum += float(probabilities.sum())
         self.num_rows += len(rows)  # the last, since it tells that there is more
 
-    def add_inputs(self, answered: Sequence[Answered]) -> None:
+    def add_inputs(self, answered: Sequence[Noted]) -> None:
         """Have the inputs of requests, where any of them are counted."""
         if self.is_table:
-            self.inputs.extend(map(_INPUTS, answered))
+            self.inputs.extend(map(inputs_of, answered))
 
     def include(self, labels: dict[str, int], confidences: Sequence[int], confidence_sum: float, num_outliers: int, num_rows: int) -> None:
         """Add what was counted elsewhere, without its inputs."""
@@ -86,9 +85,9 @@ class Counts:
         self.num_rows += num_rows
 
 
-def counted(answered: Iterable[Answered]) -> Iterator[Counted]:
+def counted(answered: Iterable[Noted]) -> Iterator[Counted]:
     """What is counted of each row."""
-    return map(_COUNTED, chain.from_iterable(map(_ROWS, answered)))
+    return map(_counted, chain.from_iterable(map(rows_of, answered)))
 
 
 class RunningCounts:
@@ -107,7 +106,7 @@ class RunningCounts:
         self._num_direct = 0  # rows that were never among the totals
         self._num_seen = 0  # rows when it was last asked whether there are more
 
-    def add(self, answered: Sequence[Answered]) -> None:
+    def add(self, answered: Sequence[Noted]) -> None:
         """Take note of requests, on the event loop."""
         self.totals.add_inputs(answered)
         self._waiting.extend(counted(answered))

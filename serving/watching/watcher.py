@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.model import ServedModel
-from serving.observing import Answered
+from serving.observing import Answered, Noted, id_of, model_of, rows_of
 from serving.settings import Settings
 from serving.watching.allowance import Allowance
 from serving.watching.metrics import FeatureFigure, Figures, WatchingMetrics
@@ -49,7 +48,6 @@ _BURST_S = 0.1  # of processor time
 _CHUNK_ROWS = 64  # whose features are computed at once: the event loop waits for no longer
 _CHUNK_BYTES = 2 << 20
 _CHUNK_REQUESTS = 256
-_REQUEST_ID, _IS_REPLAYED = attrgetter("request_id"), methodcaller("startswith", REPLAYED)
 _MAX_MODELS = 8  # whose references stay in memory
 _WINDOW_SHARE = 4  # a part has at most this share of a window, so that windows are not much larger than they should be
 _PARTS = {  # under which label a fault of what is counted; those of the database are all "state"
@@ -105,19 +103,19 @@ class Watcher:
         self._thread = threading.Thread(target=self._work, name="slipway-watch", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Sequence[Answered]) -> None:
+    def offer(self, answered: Sequence[Noted]) -> None:
         """Take note of them, or leave them: one or more, all of one model. Never waits, never raises."""
-        if any(map(_IS_REPLAYED, map(_REQUEST_ID, answered))):
-            answered = [one for one in answered if not _IS_REPLAYED(one.request_id)]
+        if REPLAYED in " ".join(map(id_of, answered)):  # a fraction of what a look at each takes
+            answered = [one for one in answered if not id_of(one).startswith(REPLAYED)]
         whole, others = self._thinning.divide(answered)
         for one in whole:
-            self._take(one)
+            self._take(Answered._make(one))
         if others:
-            running = self._running(others[0])
+            running = self._running(model_of(others[0]))
             if len(running.totals.inputs) < MAX_WAITING:
                 running.add(others)
             else:
-                self._dropped_offered += sum(len(one.answers) for one in others)
+                self._dropped_offered += sum(len(rows_of(one)) for one in others)
 
     def _take(self, answered: Answered) -> None:
         """In whole, as far as there is room."""
@@ -128,11 +126,12 @@ class Watcher:
         self._bytes_offered += num_bytes
         self._waiting.append(answered)
 
-    def _running(self, answered: Answered) -> RunningCounts:
-        key = (answered.bundle.digest, answered.execution.variant)
+    def _running(self, model: ServedModel) -> RunningCounts:
+        variant = model.selection.actual.variant
+        key = (model.bundle.digest, variant)
         running = self._counted.get(key)
         if running is None:
-            running = self._counted[key] = RunningCounts(answered.bundle, answered.execution.variant)
+            running = self._counted[key] = RunningCounts(model.bundle, variant)
         return running
 
     def close(self) -> None:

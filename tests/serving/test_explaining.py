@@ -20,7 +20,7 @@ from serving.explaining.columns import positions_of, usual_vector
 from serving.explaining.occlusion import covered, side_for
 from serving.explaining.pictures import overlay
 from serving.inference import Inference
-from serving.observing import Answered
+from serving.observing import Noted
 from slipway.columns import encode_rows, read_row
 from slipway.preprocess import array_from_bytes
 from tests.serving import bundles
@@ -289,9 +289,9 @@ def test_a_model_that_fails_on_a_copy_is_500_in_the_one_shape(make_settings: Mak
 def test_an_explanation_is_no_prediction(make_settings: MakeSettings) -> None:
     class Noting:
         def __init__(self) -> None:
-            self.offered: list[Answered] = []
+            self.offered: list[Noted] = []
 
-        def offer(self, answered: Sequence[Answered]) -> None:
+        def offer(self, answered: Sequence[Noted]) -> None:
             self.offered += answered
 
         def close(self) -> None:

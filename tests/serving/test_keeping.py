@@ -157,7 +157,7 @@ MODEL = cast(ServedModel, SimpleNamespace(bundle=BUNDLE, selection=SimpleNamespa
 
 
 def answered(number: int, num_bytes: int = 100) -> Answered:
-    rows = [AnsweredRow(np.zeros(1, np.float32), np.float32(0), {"value": 0.0}, False, "", 0.0)]
+    rows = [AnsweredRow(np.zeros(1, np.float32), np.float32(0), {"value": 0.0}, ("", 0.0, False))]
     payload = Payload("columns", (bytes(num_bytes),))
     return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), MODEL, rows, [{"value": 0.0}])
 

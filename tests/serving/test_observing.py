@@ -7,12 +7,13 @@ from typing import cast
 
 import numpy as np
 
-from serving.model import ServedModel
-from serving.observing import Answered, Fields, Observers
+from serving.model import AnsweredRow, ServedModel
+from serving.observing import Answered, Noted, Observers, id_of, inputs_of, model_of, rows_of
 from serving.payload import Payload
 
 MODELS = [cast(ServedModel, SimpleNamespace(name=name)) for name in ("one", "other")]
 PAYLOAD, INPUTS = Payload("images", (b"",)), np.zeros((1, 2))
+ROWS: list[AnsweredRow] = []
 
 
 class Noting:
@@ -22,16 +23,16 @@ class Noting:
         self.told: list[list[str]] = []
         self.closed_after = -1
 
-    def offer(self, answered: Sequence[Answered]) -> None:
-        assert len({id(one.model) for one in answered}) == 1
-        self.told.append([one.request_id for one in answered])
+    def offer(self, answered: Sequence[Noted]) -> None:
+        assert len({id(model_of(one)) for one in answered}) == 1
+        self.told.append([id_of(one) for one in answered])
 
     def close(self) -> None:
         self.closed_after = len(self.told)
 
 
-def fields(request_id: str, model: ServedModel) -> Fields:
-    return (request_id, PAYLOAD, False, INPUTS, model, [], [])
+def noted(request_id: str, model: ServedModel) -> Noted:
+    return (request_id, PAYLOAD, False, INPUTS, model, ROWS, [])
 
 
 def test_a_turn_is_told_at_once_to_all_and_by_model() -> None:
@@ -40,12 +41,12 @@ def test_a_turn_is_told_at_once_to_all_and_by_model() -> None:
         observers.add(first)
         observers.add(second)
         for request_id, model in (("a", 0), ("b", 0), ("c", 1), ("d", 0)):
-            observers.note(fields(request_id, MODELS[model]))
+            observers.note(noted(request_id, MODELS[model]))
         assert first.told == []  # the answers go out before
         await asyncio.sleep(0)
         assert first.told == second.told == [["a", "b"], ["c"], ["d"]]
         observers.remove(second)
-        observers.note(fields("e", MODELS[0]))
+        observers.note(noted("e", MODELS[0]))
         await asyncio.sleep(0)
         assert first.told[3:] == [["e"]]
         assert len(second.told) == 3
@@ -57,7 +58,7 @@ def test_what_is_noted_last_is_told_before_the_end() -> None:
     async def work() -> None:
         noting, observers = Noting(), Observers()
         observers.add(noting)
-        observers.note(fields("a", MODELS[0]))
+        observers.note(noted("a", MODELS[0]))
         await observers.close()
         assert noting.told == [["a"]]
         assert noting.closed_after == 1
@@ -65,19 +66,10 @@ def test_what_is_noted_last_is_told_before_the_end() -> None:
     asyncio.run(work())
 
 
-def test_what_is_told_has_all_that_was_noted_by_name() -> None:
-    async def work() -> None:
-        told: list[Answered] = []
-        observers = Observers()
-        observers.add(cast(Noting, SimpleNamespace(offer=told.extend)))
-        noted = fields("a", MODELS[1])
-        observers.note(noted)
-        await asyncio.sleep(0)
-        (answered,) = told
-        assert answered == noted
-        assert type(answered) is Answered
-        assert answered.request_id == "a"
-        assert answered.inputs is INPUTS
-        assert answered.model is MODELS[1]
-
-    asyncio.run(work())
+def test_a_field_is_the_same_of_what_was_noted_and_of_what_is_made_of_it() -> None:
+    one = noted("a", MODELS[1])
+    answered = Answered._make(one)
+    assert answered.request_id == id_of(one) == id_of(answered) == "a"
+    assert answered.inputs is inputs_of(one) is INPUTS
+    assert answered.model is model_of(one) is MODELS[1]
+    assert answered.rows is rows_of(one) is ROWS

@@ -34,7 +34,7 @@ def answered(certified: Path, number: int) -> Answered:
     model = cast(ServedModel, SimpleNamespace(bundle=load_bundle(certified / "bundle"), selection=SimpleNamespace(actual=EXECUTION)))
     row = pixels(number, 1)
     answers = [{"label": "grey", "probabilities": {"dark": 0.2, "grey": 0.5, "bright": 0.3}, "is_outlier": False}]
-    rows = [AnsweredRow(np.array([0.2, 0.5, 0.3], np.float32), np.float32(0.4), answers[0], False, "grey", 0.5)]
+    rows = [AnsweredRow(np.array([0.2, 0.5, 0.3], np.float32), np.float32(0.4), answers[0], ("grey", 0.5, False))]
     return Answered(f"id-{number}", Payload("images", (b"",)), False, row, model, rows, answers)
 
 
@@ -59,7 +59,7 @@ def test_the_processor_time_is_bounded_by_thinning_out(
 
 def test_running_counts_are_read_while_they_grow_and_nothing_is_counted_twice_or_lost(certified: Path) -> None:
     one = answered(certified, 0)
-    others = one._replace(rows=[one.rows[0]._replace(is_outlier=True, label="dark", confidence=1.0)] * 2)
+    others = one._replace(rows=[one.rows[0]._replace(counted=("dark", 1.0, True))] * 2)
     running, found = RunningCounts(one.bundle, "fp32"), Counts(one.bundle, "fp32")
     ended = threading.Event()
 
