@@ -1,16 +1,18 @@
-"""What does watching cost? Requests a second, and processor time of the worker, with watching off and on, in turns.
+"""What does watching cost? Requests a second, and processor time of the event loop, without watching and with it, in short turns.
 
-`python -m bench.watching_overhead [smallest|small|large]...` asks two services of one bundle with a reference for drift over 32
-connections on this machine, and writes one table for each bundle (bench/results/watching_overhead_smallest.md, and so on). The smallest
-graph there is makes a request cost little beside the watching; small and large are those of bench/serving_speed.py. Each service is asked
-for some seconds before each of its rounds, which are not counted: the watching's allowance of processor time, which it saved up while the
-other service had its turn, is spent in them.
+`python -m bench.watching_overhead [smallest|small|large]...` asks a service of a bundle with a reference for drift over 32 connections
+on this machine, and writes one table for each bundle (bench/results/watching_overhead_smallest.md, and so on). The smallest graph there
+is makes a request cost little beside the watching; small and large are those of bench/serving_speed.py. The service switches its watching
+itself (bench/watching_service.py), so that both see the same process and the same second of the machine: two services that are asked one
+after the other, some seconds each, differ here by a third. What the watching's own thread takes is the same in all turns, and told apart.
 """
 
+import json
+import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -20,19 +22,21 @@ import numpy as np
 
 from bench.conditions import conditions
 from bench.serving_models import write_large, write_small
-from bench.serving_overhead import Measured, http_request, started_service, table
-from bench.serving_speed import LONGEST_WAIT_S, NUM_CONNECTIONS, PACKAGES, digit, measure, photograph
+from bench.serving_overhead import Measured, http_request
+from bench.serving_speed import LONGEST_WAIT_S, NUM_CONNECTIONS, PACKAGES, WARM_UP_S, digit, measure, photograph
+from bench.watching_turns import FILE, ORDER, SECONDS, Turn
 from slipway import files
 from slipway.bundle import LoadedBundle
 from slipway.drift.reference import ReferenceRows
 from slipway.preprocess import ImageContract, array_from_bytes
 from slipway.runtime import open_onnx
-from tests.serving.test_service import cpu_seconds
+from tests.serving.server import running
 from tests.serving.watched import pictures, watched_bundle, with_reference
 
 NUM_REFERENCE, LARGEST_BATCH = 512, 32
-SETTLE_S = 3.0
-WATCH = {"off": False, "on": True}
+SETTLE_S = 5.0  # in which the share of requests that the watching takes in whole finds its place
+ALWAYS_S = 20.0  # for what the thread takes
+IN_TURNS = "1001"  # a machine that gets slower favours neither
 
 
 class Case(NamedTuple):
@@ -42,8 +46,8 @@ class Case(NamedTuple):
     write: Callable[[Path], LoadedBundle]
     image: Callable[[], bytes]
     media_type: str
-    num_rounds: int
-    round_seconds: float
+    turn_seconds: float
+    num_turns: int
 
 
 def watched(write: Callable[[Path], LoadedBundle], image: bytes) -> Callable[[Path], LoadedBundle]:
@@ -66,10 +70,24 @@ def watched(write: Callable[[Path], LoadedBundle], image: bytes) -> Callable[[Pa
 
 
 CASES = {
-    "smallest": Case("A linear graph, PNGs of 8 px", watched_bundle, lambda: pictures(1, 1)[0], "image/png", 9, 4.0),
-    "small": Case("A small CNN, PNGs of 28 px", watched(write_small, digit()), digit, "image/png", 9, 4.0),
-    "large": Case("resnet18, JPEGs of 224 px", watched(write_large, photograph()), photograph, "image/jpeg", 7, 15.0),
+    "smallest": Case("A linear graph, PNGs of 8 px", watched_bundle, lambda: pictures(1, 1)[0], "image/png", 0.05, 1600),
+    "small": Case("A small CNN, PNGs of 28 px", watched(write_small, digit()), digit, "image/png", 0.05, 1600),
+    "large": Case("resnet18, JPEGs of 224 px", watched(write_large, photograph()), photograph, "image/jpeg", 3.0, 60),
 }
+
+
+def turns_of(case: Case, folder: Path, order: str, seconds: float) -> tuple[list[Turn], str]:
+    """What the service did for so many seconds of questions, and what became of the rows."""
+    os.environ |= {FILE: str(folder / "turns.json"), ORDER: order, SECONDS: str(case.turn_seconds)}
+    with running(folder, "bench.watching_service:Slipway", state=folder / "state", max_wait_s=LONGEST_WAIT_S) as server:
+        server.wait()
+        asked = Measured("watching", server.url, http_request("/predict", case.media_type, case.image()))
+        measure(asked, NUM_CONNECTIONS, SETTLE_S + seconds)
+        rows = looked_at(server.url)
+    turns = [Turn(*one) for one in json.loads((folder / "turns.json").read_text())]
+    asked_in = [turn for turn in turns if turn.answered]
+    settled = math.ceil((WARM_UP_S + SETTLE_S) / case.turn_seconds / len(IN_TURNS)) * len(IN_TURNS)
+    return asked_in[settled : len(asked_in) - len(IN_TURNS)], rows
 
 
 def looked_at(url: str) -> str:
@@ -78,49 +96,43 @@ def looked_at(url: str) -> str:
     return ", ".join(f"{float(line.split()[-1]):,.0f} {line.split(chr(34))[1]}" for line in lines)
 
 
+def compared(what: str, values: dict[bool, list[float]]) -> str:
+    """A line of the table: medians, and the median of the ratios of neighbouring turns with its 95 % interval, by order statistics."""
+    ratios = sorted(on / off for on, off in zip(values[True], values[False], strict=True))
+    around, reach = len(ratios) / 2, 0.98 * math.sqrt(len(ratios))
+    low, high = ratios[max(0, math.floor(around - reach))], ratios[min(len(ratios) - 1, math.ceil(around + reach))]
+    return f"| {what} | {median(values[False]):,.1f} | {median(values[True]):,.1f} | {median(ratios):.3f} ({low:.3f} to {high:.3f}) |"
+
+
 def run_case(case: Case) -> str:
-    """All rounds of one bundle, and what they say."""
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as services:
+    """The service with its watching on, then in turns, and what they say."""
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         case.write(folder)
-        request = http_request("/predict", case.media_type, case.image())
-        servers = {
-            name: services.enter_context(
-                started_service(folder, f"home-{name}", watch=watch, state=folder / "state", max_wait_s=LONGEST_WAIT_S)
-            )
-            for name, watch in WATCH.items()
-        }
-        all_measured = {name: Measured(f"watching {name}", server.url, request) for name, server in servers.items()}
-        cpu: dict[str, list[float]] = {name: [] for name in WATCH}
-        for _ in range(case.num_rounds):
-            for name, server in servers.items():
-                measure(Measured("not counted", server.url, request), NUM_CONNECTIONS, SETTLE_S)
-                before = worker_seconds(server.url, server.worker())
-                measure(all_measured[name], NUM_CONNECTIONS, case.round_seconds)
-                spent, answered = (now - then for now, then in zip(worker_seconds(server.url, server.worker()), before, strict=True))
-                cpu[name].append(spent / answered * 1e6)
-        rates = zip(*(all_measured[name].requests_per_second for name in ("on", "off")), strict=True)
-        ratios = [on / off for on, off in rates]
-        spread = f"median {median(ratios):.1%}, {min(ratios):.1%} to {max(ratios):.1%}"
-        costs = [on / off for on, off in zip(cpu["on"], cpu["off"], strict=True)]
-        times = ", ".join(f"{name} {median(values):,.0f} µs" for name, values in cpu.items())
-        lines = [
-            f"# Overhead of watching\n\n{case.title}\n\n{table(list(all_measured.values()))}",
-            f"Throughput with watching, of that without it in the same turn: {spread}.",
-            f"Processor time of the worker for each request, median: {times}; on of off in the same turn {median(costs):.3f}, "
-            f"{min(costs):.3f} to {max(costs):.3f}. Rows: {looked_at(servers['on'].url)}.",
-            f"{NUM_CONNECTIONS} connections, the client on the same cores, n = {case.num_rounds} rounds of {case.round_seconds:g} s in "
-            f"turns, {SETTLE_S:g} s before each not counted, one worker. {conditions(*PACKAGES)}",
-        ]
-        return "\n\n".join(lines) + "\n"
-
-
-def worker_seconds(url: str, worker: int) -> tuple[float, float]:
-    """Processor time of a worker, and the predictions it answered."""
-    counted = [
-        line for line in httpx.get(url + "/metrics").text.splitlines() if line.startswith('slipway_predictions_total{slot="stable"}')
+        always, rows = turns_of(case, folder, "1", ALWAYS_S)
+        in_turns, _ = turns_of(case, folder, IN_TURNS, case.turn_seconds * case.num_turns)
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    costs: dict[bool, list[float]] = {True: [], False: []}
+    for turn in in_turns[: len(in_turns) // len(IN_TURNS) * len(IN_TURNS)]:
+        rates[turn.is_watched].append(turn.answered / turn.seconds)
+        costs[turn.is_watched].append(turn.loop_seconds / turn.answered * 1e6)
+    thread, seconds, answered = (sum(getattr(one, name) for one in always) for name in ("watching_seconds", "seconds", "answered"))
+    lines = [
+        f"# Overhead of watching\n\n{case.title}",
+        "\n".join(
+            [
+                "| | watching off | watching on | ratio of neighbouring turns, median (95 % interval) |",
+                "|---|---|---|---|",
+                compared("requests/s", rates),
+                compared("µs of the event loop's thread for each request", costs),
+            ]
+        ),
+        f"The watching's own thread takes {thread / seconds:.2%} of one core beside both, {thread / answered * 1e6:.2f} µs for each "
+        f"request. Rows while it was on all the time: {rows}.",
+        f"{NUM_CONNECTIONS} connections, the client on the same cores, n = {len(rates[True])} pairs of turns of {case.turn_seconds:g} s, "
+        f"one worker. {conditions(*PACKAGES)}",
     ]
-    return cpu_seconds(worker), float(counted[0].split()[-1]) if counted else 0.0
+    return "\n\n".join(lines) + "\n"
 
 
 def main() -> None:
