@@ -24,4 +24,4 @@ class InTurns(Inference):
         await super().stop()
 
 
-service.Inference = InTurns  # type: ignore[attr-defined, misc]  # a worker makes one when it is first asked for
+service.Inference = InTurns  # type: ignore[attr-defined]  # a worker makes one when it is first asked for
