@@ -81,7 +81,7 @@ class Inference:
         keeper = open_keeper(self.settings, self.monitoring.kept)
         if keeper:
             self.observers.add(keeper)
-        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model)
+        watcher = open_watcher(self.settings, self.monitoring.watching, lambda: self.model, self.rollout.note_wrong)
         if watcher:
             self.observers.add(watcher)
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)

@@ -22,7 +22,7 @@ SCHEMA = """
 CREATE TABLE windows (
     id INTEGER PRIMARY KEY,
     model TEXT NOT NULL, -- its version, a slash, and the variant that answered; in the other tables the version alone
-    opened REAL NOT NULL, -- seconds since 1970, as every time here
+    opened REAL NOT NULL, -- no row was answered before; seconds since 1970, as every time here
     since REAL NOT NULL, -- from when its age counts; later than `opened` where it was too small and carried on
     closed REAL, -- null while rows may come
     num_rows INTEGER NOT NULL,
@@ -71,7 +71,7 @@ class Truth:
     item: int
     label: str | None  # of classes
     value: float | None  # of a numeric target
-    time: float  # when it was told, seconds since 1970
+    time: float  # when it was told, or joined to a prediction that was written down later; seconds since 1970
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,10 @@ class WatchedModel:
         return int(inputs[:, indicated].sum()) + int((inputs[:, coded] == 0).sum())
 
     def judge(self, window: Window, seconds: float) -> dict[str, Any] | None:
-        """Figures of a window that took so many seconds, as JSON holds them; None if it is too small to be judged.
+        """Figures of a window with so many seconds' share of the budget, as JSON holds them; None if it is too small to be judged.
 
-        A window may spend as much of the budget of false alarms as it took time, so that the budget holds however many windows a day
-        has: ten minutes of 30 days are a 4,320th of one false alarm.
+        Windows share the budget of false alarms by the time that they stand for, so that it holds however many windows a day has: ten
+        minutes of 30 days are a 4,320th of one false alarm.
         """
         assert self.reference is not None
         verdict = judge(self.reference, window, Budget(false_alarms_per_30_days=1, windows_per_day=_DAY_S / seconds))

@@ -23,6 +23,8 @@ _DAY_S = 86400.0
 _HISTORY = 48  # windows in the status
 # Of one statement. Each gives the interpreter away and has to get it back, which holds up the event loop more than the work itself.
 _ROWS_AT_ONCE = 512
+# Of predictions `one` and `first`: an id that came again may have had more items before, which are no part of its last answer.
+_OF_LAST_ANSWER = "first.request_id = one.request_id AND first.item = 0 AND first.time = one.time"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Part:
     sequence: int
     windows: dict[str, Window] = field(default_factory=dict)  # by key of the model
     predictions: list[Prediction] = field(default_factory=list)
+    begun: dict[str, float] = field(default_factory=dict)  # by the same key: no row was answered before; seconds since 1970
 
     @property
     def is_empty(self) -> bool:
@@ -98,6 +101,7 @@ class Merged:
     closed: list[Closed] = field(default_factory=list)
     num_joined: int = 0  # truths that waited for these predictions
     num_ambiguous: int = 0  # truths that name no item, for requests that had several
+    wrong: list[str] = field(default_factory=list)  # of the joined ones, versions of models that had predicted another label
     windows_s: float = 0.0  # processor time of adding to windows and judging them
     seconds: float = 0.0  # of all, to the end of the transaction: writing predictions takes longer than all else about them
     errors: list[Exception] = field(default_factory=list)  # of judging: the window is closed nevertheless
@@ -120,7 +124,7 @@ class Watched(Protocol):
         """The window of these bytes; ValueError if they are not one of this model's."""
 
     def judge(self, window: Window, seconds: float) -> dict[str, Any] | None:
-        """Figures of a window that took so many seconds, with `drifted` and `features`; None if it is too small to be judged."""
+        """Figures of a window with so many seconds' share of false alarms, `drifted` and `features` too; None if it is too small."""
 
 
 class Store:
@@ -138,15 +142,16 @@ class Store:
 
     def merge(self, part: Part, models: Mapping[str, Watched]) -> Merged:
         """Add a part, unless it is there already, join what waited for its predictions, and close the windows that are full or old."""
-        merged, now, begun = Merged(), time.time(), time.thread_time()
+        merged, begun = Merged(), time.thread_time()
         with self._database.transaction() as connection:
+            now = time.time()  # once no other worker writes
             if not self._is_merged(connection, part):
                 for version, window in part.windows.items():
                     if window.num_rows:
-                        _add(connection, version, window, models[version], now, merged)
+                        _add(connection, version, window, models[version], min(now, part.begun.get(version, now)), merged)
                 merged.windows_s = time.thread_time() - begun
                 _remember(connection, part.predictions)
-                merged.num_ambiguous, merged.num_joined = _join_waiting(connection)
+                _join_waiting(connection, now, merged)
                 connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", (self._worker, part.sequence, now))
             closing = time.thread_time()
             for version, model in models.items():
@@ -157,8 +162,8 @@ class Store:
 
     def tell(self, truths: Sequence[Told]) -> list[Heard]:
         """Write down what callers told; all of it or nothing. ItemNeededError for one that does not say which item it means."""
-        now = time.time()
         with self._database.transaction() as connection:
+            now = time.time()  # once no other worker writes: who measures looks for later ones alone
             return [_tell(connection, position, truth, now) for position, truth in enumerate(truths)]
 
     def tidy(self) -> int:
@@ -175,8 +180,10 @@ class Store:
             in_vain = connection.execute("DELETE FROM truths WHERE model IS NULL AND time < ?", (now - PENDING_S,)).rowcount
             for table in ("predictions", "truths"):
                 connection.execute(f"DELETE FROM {table} WHERE time < ?", (now - limits.feedback_s,))
-                _keep_newest(connection, table, limits.feedback_rows)
-        return in_vain
+            # Each kind by itself: truths of unknown requests, of which anybody can send any number, push out none that was joined.
+            for table, kind in (("predictions", "TRUE"), ("truths", "model IS NOT NULL")):
+                _keep_newest(connection, table, kind, limits.feedback_rows)
+            return in_vain + _keep_newest(connection, "truths", "model IS NULL", limits.feedback_rows)
 
     def history(self, model: str) -> list[dict[str, Any]]:
         """The last windows of a model that were closed, the newest first: their judgement, and whether a proposal was written."""
@@ -250,7 +257,7 @@ class Store:
         if num_rows < self._limits.window_rows and not is_old:
             return
         try:
-            judgement = model.judge(model.load(content), max(now - since, 1.0))
+            judgement = model.judge(model.load(content), max(self._seconds_of_budget(connection, version, since, now), 1.0))
             text = json.dumps(judgement, allow_nan=False)
         except Exception as error:  # whatever is wrong with it, another attempt would find the same
             merged.errors.append(error)
@@ -265,23 +272,32 @@ class Store:
         _close(connection, window_id, now, drifted, text)
         merged.closed.append(Closed(version, num_rows, drifted, False, judgement))
 
+    def _seconds_of_budget(self, connection: sqlite3.Connection, version: str, since: float, now: float) -> float:
+        """Whose share of false alarms a window may spend that ends now: since the one before ended, but of no more than a whole window.
 
-def _add(connection: sqlite3.Connection, version: str, window: Window, model: Watched, now: float, merged: Merged) -> None:
-    """Merge rows into the open window of a model, or begin one."""
-    found = connection.execute("SELECT id, content FROM windows WHERE model = ? AND closed IS NULL", (version,)).fetchone()
+        These times do not overlap. By its own rows alone, a window that a burst fills would have next to no share, and find nothing.
+        """
+        (previous,) = connection.execute("SELECT max(closed) FROM windows WHERE model = ? AND closed IS NOT NULL", (version,)).fetchone()
+        return min(now - (since if previous is None else previous), self._limits.window_s)
+
+
+def _add(connection: sqlite3.Connection, version: str, window: Window, model: Watched, begun: float, merged: Merged) -> None:
+    """Merge rows, the first of them not before `begun`, into the open window of a model, or begin one."""
+    found = connection.execute("SELECT id, content, opened FROM windows WHERE model = ? AND closed IS NULL", (version,)).fetchone()
     if found is not None:
         try:
             whole = model.load(found[1])
             whole.merge(window)
         except Exception as error:  # of another version of this code: what it holds cannot be used, the rows at hand can
             merged.errors.append(error)
-            _close(connection, found[0], now, None, _fault(error))
+            _close(connection, found[0], time.time(), None, _fault(error))
         else:
-            connection.execute("UPDATE windows SET num_rows = ?, content = ? WHERE id = ?", (whole.num_rows, whole.to_bytes(), found[0]))
+            row = (whole.num_rows, whole.to_bytes(), min(found[2], begun), found[0])
+            connection.execute("UPDATE windows SET num_rows = ?, content = ?, opened = ? WHERE id = ?", row)
             return
     connection.execute(
         "INSERT INTO windows (model, opened, since, num_rows, content) VALUES (?, ?, ?, ?, ?)",
-        (version, now, now, window.num_rows, window.to_bytes()),
+        (version, begun, begun, window.num_rows, window.to_bytes()),
     )
 
 
@@ -304,6 +320,7 @@ def _fault(error: Exception) -> str:
 
 
 def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:
+    """The last answer counts where an id came again, whichever worker hands over what it has first."""
     rows = [(one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value) for one in predictions]
     begin = 0
     while begin < len(rows):
@@ -312,26 +329,35 @@ def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction])
         some = rows[begin : begin + num_rows]
         begin += num_rows
         places = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * num_rows)
-        connection.execute(f"INSERT OR REPLACE INTO predictions VALUES {places}", list(itertools.chain.from_iterable(some)))
+        connection.execute(
+            f"INSERT INTO predictions VALUES {places} ON CONFLICT DO UPDATE SET num_items = excluded.num_items, time = excluded.time, "
+            "model = excluded.model, label = excluded.label, value = excluded.value WHERE excluded.time >= time",
+            list(itertools.chain.from_iterable(some)),
+        )
 
 
-def _join_waiting(connection: sqlite3.Connection) -> tuple[int, int]:
-    """(ambiguous, joined) truths that waited and whose predictions are there now."""
-    ambiguous = connection.execute(
+def _join_waiting(connection: sqlite3.Connection, now: float, merged: Merged) -> None:
+    """Truths that waited, and whose predictions are there now."""
+    merged.num_ambiguous = connection.execute(
         "DELETE FROM truths WHERE model IS NULL AND NOT names_item AND EXISTS (SELECT 1 FROM predictions AS one "
         "WHERE one.request_id = truths.request_id AND one.item = truths.item AND one.num_items > 1)"
     ).rowcount
     joined = connection.execute(
-        "UPDATE truths SET model = one.model, predicted_label = one.label, predicted_value = one.value FROM predictions AS one "
-        "WHERE truths.model IS NULL AND one.request_id = truths.request_id AND one.item = truths.item"
-    ).rowcount
-    return ambiguous, joined
+        "UPDATE truths SET time = ?, model = one.model, predicted_label = one.label, predicted_value = one.value "
+        f"FROM predictions AS one, predictions AS first WHERE truths.model IS NULL AND one.item = truths.item AND {_OF_LAST_ANSWER} "
+        "AND one.request_id = truths.request_id RETURNING truths.model, truths.label, truths.predicted_label",
+        (now,),
+    ).fetchall()
+    merged.num_joined = len(joined)
+    merged.wrong = [model for model, label, predicted in joined if label is not None and label != predicted]
 
 
 def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float) -> Heard:
     key = (truth.request_id, truth.item or 0)
     prediction = connection.execute(
-        "SELECT num_items, model, label, value FROM predictions WHERE request_id = ? AND item = ?", key
+        "SELECT one.num_items, one.model, one.label, one.value FROM predictions AS one, predictions AS first "
+        f"WHERE one.request_id = ? AND one.item = ? AND {_OF_LAST_ANSWER}",
+        key,
     ).fetchone()
     if prediction is not None and truth.item is None and prediction[0] > 1:
         raise ItemNeededError(position, prediction[0])
@@ -349,9 +375,11 @@ def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float
     return Heard(joined=joined[0] is not None, duplicate=before is not None, model=joined[0], is_wrong=is_wrong)
 
 
-def _keep_newest(connection: sqlite3.Connection, table: str, most: int) -> None:
+def _keep_newest(connection: sqlite3.Connection, table: str, kind: str, most: int) -> int:
+    """Of the rows of a kind; how many were removed."""
     key = "time, request_id, item"  # many rows have one time
     order = "time DESC, request_id DESC, item DESC"
-    oldest = connection.execute(f"SELECT {key} FROM {table} ORDER BY {order} LIMIT 1 OFFSET ?", (most - 1,)).fetchone()
-    if oldest is not None:
-        connection.execute(f"DELETE FROM {table} WHERE ({key}) < (?, ?, ?)", oldest)
+    found = connection.execute(f"SELECT {key} FROM {table} WHERE {kind} ORDER BY {order} LIMIT 1 OFFSET ?", (most - 1,)).fetchone()
+    if found is None:
+        return 0
+    return connection.execute(f"DELETE FROM {table} WHERE {kind} AND ({key}) < (?, ?, ?)", found).rowcount

@@ -75,12 +75,16 @@ class _Group:
 
 
 class Watcher:
-    """One worker's queue and thread. `current` says which model new requests go to."""
+    """One worker's queue and thread. `current` says which model new requests go to; `wrong` is told the version of a model that a truth,
+    told before its prediction was written down, proved wrong.
+    """
 
-    def __init__(self, settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> None:
+    def __init__(
+        self, settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None], wrong: Callable[[str], None]
+    ) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._current = current
+        self._current, self._wrong = current, wrong
         self._limits = limits_of(settings)
         self._part_rows = max(1, self._limits.window_rows // (_WINDOW_SHARE * settings.workers))
         self._store = Store(settings.state, self._limits)
@@ -92,6 +96,7 @@ class Watcher:
         self._bytes_offered, self._bytes_taken = 0, 0  # each is written by one thread alone
         self._dropped_offered, self._dropped_counted = 0, 0
         self._part = Part(sequence=1)
+        self._gathered, self._gathered_before = time.time(), 0.0  # when what is at hand was gathered, and what came before it
         self._frozen: Part | None = None  # handed over, but whether it was merged is not known
         self._features_allowance = Allowance(FEATURES_SHARE, _BURST_S)
         self._records_allowance = Allowance(RECORDS_SHARE, _BURST_S)
@@ -210,6 +215,7 @@ class Watcher:
             self._dropped_counted += dropped
             self._metrics.rows("dropped", dropped)
         groups: dict[tuple[str, str], _Group] = {}
+        self._gathered_before, self._gathered = self._gathered, time.time()
 
         def group_of(bundle: LoadedBundle, variant: str) -> _Group:
             key = (bundle.digest, variant)
@@ -283,6 +289,7 @@ class Watcher:
         window = self._part.windows.get(group.model.key) or group.model.window()
         window.add(features)
         self._part.windows[group.model.key] = window
+        self._part.begun.setdefault(group.model.key, self._gathered_before)
         self._metrics.rows("watched", len(chosen))
         return window.num_rows
 
@@ -316,6 +323,8 @@ class Watcher:
             self._frozen = None
             self._metrics.feedback("joined", merged.num_joined)
             self._metrics.feedback("invalid", merged.num_ambiguous)
+            for model in merged.wrong:
+                self._wrong(model)
             for error in merged.errors:
                 self._failed("judging", error)
             for closed in merged.closed:
@@ -405,9 +414,11 @@ class Watcher:
         return None
 
 
-def open_watcher(settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None]) -> Watcher | None:
+def open_watcher(
+    settings: Settings, metrics: WatchingMetrics, current: Callable[[], ServedModel | None], wrong: Callable[[str], None]
+) -> Watcher | None:
     """The watcher that the settings ask for; None where nothing is watched, or the service only answers the verify stage."""
-    return Watcher(settings, metrics, current) if settings.watch and not settings.accept_draft else None
+    return Watcher(settings, metrics, current, wrong) if settings.watch and not settings.accept_draft else None
 
 
 def _num_bytes(answered: Answered) -> int:

@@ -45,7 +45,7 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     monkeypatch.setattr(watching, "_BURST_S", 1e-3)
     settings, registry = make_watched(), CollectorRegistry()
     metrics = WatchingMetrics(registry)
-    one = Watcher(settings, metrics, lambda: None)
+    one = Watcher(settings, metrics, lambda: None, lambda version: None)
     for begin in range(0, 2000, 500):
         for number in range(begin, begin + 500):
             one.offer([answered(certified, 0)._replace(request_id=f"id-{number}")])
@@ -87,7 +87,7 @@ def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row
     certified: Path, make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = CollectorRegistry()
-    one = Watcher(make_watched(), WatchingMetrics(registry), lambda: None)
+    one = Watcher(make_watched(), WatchingMetrics(registry), lambda: None, lambda version: None)
     one.close()  # its thread has ended: what it would do is done here, step by step
     monkeypatch.setattr(one._thinning, "divide", lambda requests: ((), requests))
     one.offer([answered(certified, 0)])

@@ -21,6 +21,7 @@ from PIL import Image
 from prometheus_client import CollectorRegistry, generate_latest
 
 from serving.inference import Inference
+from serving.rollout.following import Follower
 from serving.watching import models as watched_models
 from serving.watching import watcher as watching
 from serving.watching.metrics import MAX_CLASSES, PARTS, WatchingMetrics
@@ -220,6 +221,37 @@ def test_what_a_replay_sends_is_neither_counted_nor_remembered(make_watched: Mak
     assert rows_in(settings.state) == 10
     with closing(sqlite3.connect(settings.state / DATABASE)) as connection:
         assert connection.execute("SELECT count(*) FROM predictions").fetchone() == (10,)
+
+
+def test_a_window_begins_with_its_first_row_not_when_that_is_written_down(make_watched: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await send(client, pictures(5, 1))
+        answered = time.time()
+        await until(lambda: (status(inference).get("open_window") or {}).get("rows") == 1)
+        await send(client, pictures(5, 200))
+        await until(lambda: bool(status(inference)["windows"]))
+        assert answered - 2 < status(inference)["windows"][-1]["opened"] < answered
+
+    run(make_watched(window_rows=200), work)
+
+
+def test_a_wrong_prediction_is_evidence_though_its_truth_was_told_before_it_was_written_down(
+    make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(Follower, "note_wrong", lambda self, version: noted.append(version))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        (picture,) = pictures(5, 1)
+        label = (await send(client, [picture]))[0]["label"]
+        other = next(one for one in inference.require_model().bundle.manifest.output.labels if one != label)
+        for request_id, truth in (("right-0", label), ("wrong-0", other)):
+            assert (await client.post("/feedback", json={"request_id": request_id, "truth": truth})).status_code == 202
+        await send(client, [picture], "right-")
+        await send(client, [picture], "wrong-")
+        await until(lambda: noted == [inference.require_model().version])
+
+    run(make_watched(), work)
 
 
 async def send_50(seed: int, client: httpx.AsyncClient, inference: Inference) -> None:

@@ -1,14 +1,18 @@
 """The database of what is watched: a part is merged once, and a file that cannot be used is moved aside, never deleted."""
 
 import sqlite3
+import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serving.watching.database import Database
 from serving.watching.models import WatchedModel
 from serving.watching.store import _ROWS_AT_ONCE, Limits, Part, Prediction, Store, Told
+from slipway.drift.window import Window
 from slipway.errors import UnavailableError
 from slipway.watched import DATABASE, SCHEMA_VERSION, read_truths
 from tests.serving.bundles import probabilities
@@ -79,6 +83,85 @@ def test_a_part_that_was_not_written_leaves_nothing_and_can_be_merged_again(tmp_
     assert rows_in(tmp_path / "state") == 10
     store.merge(part(model, 2, 10), {model.key: model})
     assert rows_in(tmp_path / "state") == 20
+
+
+def told(request_id: str, label: str, item: int | None = None) -> Told:
+    return Told(request_id, item, label, None)
+
+
+def predicted(request_id: str, time: float, label: str = "dark", item: int = 0, num_items: int = 1) -> Prediction:
+    return Prediction(request_id, item, num_items, time, "1", label, None)
+
+
+def test_truths_of_unknown_requests_push_out_none_that_was_joined_and_are_counted(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state", Limits(1000, 3600, feedback_rows=100, feedback_s=3600))
+    store.merge(Part(1, predictions=[predicted(f"{number}", time.time()) for number in range(60)]), {})
+    assert all(one.joined for one in store.tell([told(f"{number}", "dark") for number in range(60)]))
+    store.tell([told(f"unknown-{number}", "dark") for number in range(130)])
+    assert store.tidy() == 30
+    assert len(store.joined("1", 1000)) == 60
+    assert len(list(read_truths(tmp_path / "state"))) == 160
+
+
+def test_of_an_id_that_came_again_the_last_answer_counts_whoever_hands_it_over_first(tmp_path: Path) -> None:
+    store, other = Store(tmp_path / "state", LIMITS), Store(tmp_path / "state", LIMITS)
+    store.merge(Part(1, predictions=[predicted("a", 20.0, "grey")]), {})
+    other.merge(Part(1, predictions=[predicted("a", 10.0, "dark", item, 3) for item in range(3)]), {})
+    assert store.tell([told("a", "grey")])[0].is_wrong is False
+    assert store.tell([told("a", "grey", item=2)])[0].joined is False  # the last answer has no such item
+    other.merge(Part(2, predictions=[predicted("b", 30.0)]), {})
+    assert len(store.joined("1", 10)) == 1
+
+
+def test_a_truth_that_waited_is_told_as_wrong_and_asks_for_a_new_measurement(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state", LIMITS)
+    store.merge(Part(1, predictions=[predicted("known", time.time())]), {})
+    assert [one.joined for one in store.tell([told("early", "grey"), told("early too", "dark")])] == [False, False]
+    store.tell([told("known", "dark")])
+    _, latest = store.quality("1")
+    assert latest is not None
+    store.write_quality("1", {}, latest)
+    assert store.quality("1")[1] is None
+    merged = store.merge(Part(2, predictions=[predicted("early", time.time()), predicted("early too", time.time())]), {})
+    assert (merged.num_joined, merged.wrong) == (2, ["1"])
+    assert store.quality("1")[1] is not None
+
+
+def test_a_window_holds_the_time_of_its_first_row_whichever_worker_had_it(tmp_path: Path, model: WatchedModel) -> None:
+    store, other = Store(tmp_path / "state", LIMITS), Store(tmp_path / "state", LIMITS)
+    first, second, third = (
+        replace(part(model, number, 40), begun={model.key: begun}) for number, begun in ((1, 50.0), (1, 40.0), (2, 60.0))
+    )
+    for one, by in ((first, store), (second, other), (third, store)):
+        by.merge(one, {model.key: model})
+        opened = store.open_rows(model.key)
+        assert opened is not None
+        assert opened[0] == min(each.begun[model.key] for each in (first, second, third)[: 1 + (one is not first)])
+
+
+def test_a_window_that_a_burst_fills_may_spend_what_the_quiet_time_before_it_left(
+    tmp_path: Path, model: WatchedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float] = []
+    judge = model.judge
+
+    def judged(window: Window, share: float) -> dict[str, Any] | None:
+        seconds.append(share)
+        return judge(window, share)
+
+    monkeypatch.setattr(model, "judge", judged)
+    clock = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    store = Store(tmp_path / "state", Limits(window_rows=200, window_s=600, feedback_rows=1000, feedback_s=3600))
+
+    def burst(sequence: int, after_s: float) -> None:
+        clock[0] += after_s
+        store.merge(replace(part(model, sequence, 200), begun={model.key: clock[0] - 5}), {model.key: model})
+
+    burst(1, 100)
+    burst(2, 300)
+    burst(3, 5000)
+    assert seconds == [5, 300, 600]  # of the first nothing is known before; none has more than a whole window
 
 
 def no_database(path: Path) -> None:
