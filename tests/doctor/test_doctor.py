@@ -8,7 +8,7 @@ from typing import IO, Any
 import pytest
 
 from slipway.doctor.diagnosis import Diagnosis
-from slipway.doctor.doctor import examine, prove
+from slipway.doctor.doctor import NUM_ROUNDS, examine, prove
 from slipway.doctor.timed_processes import Measured, Project
 from slipway.params import load_params
 from tests import warm_starts
@@ -35,9 +35,18 @@ def _started(command: list[str], stdout: IO[str], stderr: IO[str], **_: Any) -> 
     return warm_starts.Process(command[2:], Path(), dict(os.environ), stdout.fileno(), stderr.fileno(), new_session=True)
 
 
-def _examined(root: Path, kind: str) -> tuple[Project, Diagnosis]:
+def _examined(root: Path, kind: str, num_rounds: int = NUM_ROUNDS) -> tuple[Project, Diagnosis]:
     project = _project(root, kind)
-    return project, examine(project, trials=False)
+    return project, examine(project, trials=False, num_rounds=num_rounds)
+
+
+def test_what_was_slowed_is_named_and_its_cure_proposed(tmp_path: Path) -> None:
+    _, found = _examined(tmp_path, "transform", num_rounds=2)
+    assert found.bottleneck.name == "making batches"
+    assert found.bottleneck.share > 0.5
+    assert found.proposal is not None
+    assert set(found.proposal.changes) == {"train.num_workers"}
+    assert found.proposal.expected_gain > 1.3
 
 
 @pytest.mark.parametrize(("kind", "name", "words"), [("transform", "making batches", "it computes"), ("disk", "reading", "it waits")])
