@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from slipway import files
 from slipway.watched import DATABASE, SCHEMA, SCHEMA_VERSION
 
 logger = logging.getLogger("bentoml.slipway")
@@ -62,7 +63,7 @@ class Database:
             logger.warning("%s was exchanged or removed, it is opened anew", self.path)
             self.close()
         if self._connection is None:
-            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_private_directory(self._state)
             with self._alone():
                 self._connection = self._usable()
                 self._file = _identity(self.path)
@@ -80,6 +81,7 @@ class Database:
         if not self.path.exists():
             for suffix in _BESIDE[1:]:  # of one that somebody removed: they would be taken for the new one's
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            self.path.touch(files.PRIVATE)  # SQLite gives the files beside it the same mode
         connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             # A killed process loses nothing that was committed; a machine that loses its power may lose the last seconds.

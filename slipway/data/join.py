@@ -190,7 +190,7 @@ def _join_images(data: DataParams, collected: Path, out: Path) -> Joined:
             fields = _given(data, group, None, 1.0, "train")
             yield {data.image_column: image, data.target_column: known.truths[place], **fields, MARK: True}
 
-    with files.new_file(out) as file, pq.ParquetWriter(file, schema) as writer:
+    with files.new_file(out, files.PRIVATE) as file, pq.ParquetWriter(file, schema) as writer:
         for source in (old(), added()):
             while batch := list(islice(source, _BATCH_ROWS)):
                 writer.write_table(pa.Table.from_pylist(batch, schema))
@@ -266,7 +266,7 @@ def _join_tables(data: DataParams, collected: Path, out: Path) -> Joined:
             columns[name] = _together(_cells(column), _of_collected(name, data, old, new, added))
     columns[MARK] = pa.array([*was_collected, *[True] * len(chosen)])
     joined.left_out += [f"row {number} of {data.path}: {what}" for number, what in old.malformed]
-    with files.new_file(out) as file:
+    with files.new_file(out, files.PRIVATE) as file:
         pq.write_table(pa.table(columns), file)
     return joined
 
