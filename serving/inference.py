@@ -32,6 +32,7 @@ from serving.rollout.following import Follower
 from serving.settings import Settings
 from serving.watching.feedback import Feedback
 from serving.watching.watcher import limits_of, open_watcher
+from slipway import files
 from slipway.cores import num_cores
 from slipway.errors import EngineError, SlipwayError
 
@@ -77,6 +78,9 @@ class Inference:
 
     def start(self) -> None:
         """Begin to load the model; the event loop stays free to answer that it is not ready."""
+        if not self.settings.accept_draft:  # which needs none
+            with contextlib.suppress(OSError):  # what cannot be written there says so itself
+                files.make_private_directory(self.settings.state)
         self._loading = asyncio.create_task(self._load())
         keeper = open_keeper(self.settings, self.monitoring.kept)
         if keeper:

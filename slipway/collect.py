@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise DataError(f"there is nothing to collect: {_left_out(collected)}. Tell truths to POST /feedback, or ask for --unlabelled.")
     table = _table(collected, manifest, image_column, target_column)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    with files.new_file(given.out) as file:
+    with files.new_file(given.out, files.PRIVATE) as file:  # as the kept requests are
         pq.write_table(table, file)
     print(summary(collected, manifest, given.out, target_column))
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from slipway.watched import DriftedSpan, Truth
 
 Content = bytes | dict[str, Any]  # an encoded image, or the cells of a row
 Key = tuple[str, int, float]  # request id, item, time of the answer
+# A truth may be that much older than its answer: told by a caller who chose the id, while the answer is on its way, or by another clock.
+EARLY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,13 @@ def collect(
     `labels` are the classes that a truth may name; empty for a numeric target.
     """
     collected = Collected([], {})
-    told = {(truth.request_id, truth.item): truth for truth in truths}
-    found = list(_items(kept, told, drifted, contract, bool(labels), collected))
+    told = {(truth.request_id, truth.item): truth for truth in truths if _told(truth, bool(labels)) is not None}
+    found = list(_items(kept, drifted, contract, bool(labels), collected))
     collected.num_kept = len(found)
-    items = _ranked(_without_copies(_newest(found, collected), collected))
+    items = _ranked(_without_copies(_labelled(found, told, bool(labels), collected), collected))
     wanted = [item for item in items if unlabelled or item.truth is not None]
-    collected.left_out["without a truth"] += len(items) - len(wanted)
+    others = [] if unlabelled else [item for item in items if item.truth is None]
+    collected.left_out.update("later than the truth of their id" if item.key[:2] in told else "without a truth" for item in others)
     chosen = wanted if num_rows is None else wanted[:num_rows]
     collected.left_out["beyond --rows"] += len(wanted) - len(chosen)
     collected.contents = _contents(kept, {item.key for item in chosen}, contract)
@@ -101,14 +104,8 @@ def cell_value(value: Any, column: Column) -> float | bool | str | None:
     raise ValueError(f"{column.name}: {value!r} is no {column.kind}")
 
 
-def _items(
-    kept: Path,
-    told: Mapping[tuple[str, int], Truth],
-    drifted: Sequence[DriftedSpan],
-    contract: InputContract,
-    has_classes: bool,
-    collected: Collected,
-) -> Iterator[Item]:
+def _items(kept: Path, drifted: Sequence[DriftedSpan], contract: InputContract, has_classes: bool, collected: Collected) -> Iterator[Item]:
+    """Every kept item, without its truth."""
     for request in read_kept(kept):
         if isinstance(request, DamagedLine):
             collected.left_out["in a damaged line"] += 1
@@ -125,12 +122,11 @@ def _items(
             if predicted is None:
                 collected.left_out["of another model's form"] += 1
                 continue
-            truth = told.get((request.request_id, item))
             yield Item(
                 key=(request.request_id, item, moment),
                 model=request.model_version,
                 digest=_digest(content),
-                truth=None if truth is None else (truth.label if has_classes else truth.value),
+                truth=None,
                 predicted=predicted,
                 doubt=1 - max(answer["probabilities"].values()) if has_classes else 0.0,
                 outlier_score=float(answer["outlier_score"]),
@@ -159,11 +155,32 @@ def _digest(content: Content) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def _newest(items: Sequence[Item], collected: Collected) -> list[Item]:
-    """One item for each request id, the last: callers may use an id twice, and a truth is of the last answer."""
-    last = {item.key[:2]: item for item in sorted(items, key=lambda item: item.key[2])}
-    collected.left_out["of an id that was used again"] += len(items) - len(last)
-    return list(last.values())
+def _labelled(items: Sequence[Item], told: Mapping[tuple[str, int], Truth], has_classes: bool, collected: Collected) -> list[Item]:
+    """Of each request id, which callers may use again, the item that its truth is of, and the last one, which may be another."""
+    by_id: dict[tuple[str, int], list[Item]] = {}
+    for item in sorted(items, key=lambda item: item.key[2]):
+        by_id.setdefault(item.key[:2], []).append(item)
+    chosen: list[Item] = []
+    for name, same in by_id.items():
+        truth = told.get(name)
+        place = None if truth is None else _place_of(truth, same)
+        if truth is not None and place is not None:
+            same[place] = replace(same[place], truth=_told(truth, has_classes))
+        chosen += [item for number, item in enumerate(same) if number in (place, len(same) - 1)]
+    collected.left_out["of an id that was used again"] += len(items) - len(chosen)
+    return chosen
+
+
+def _told(truth: Truth, has_classes: bool) -> str | float | None:
+    return truth.label if has_classes else truth.value
+
+
+def _place_of(truth: Truth, items: Sequence[Item]) -> int | None:
+    """Which item of one id, the oldest first, a truth is of: the last that was answered before it was told."""
+    num_before = sum(item.key[2] <= truth.time for item in items)
+    if num_before:
+        return num_before - 1
+    return 0 if items[0].key[2] <= truth.time + EARLY_S else None
 
 
 def _without_copies(items: Sequence[Item], collected: Collected) -> list[Item]:

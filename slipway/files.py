@@ -20,6 +20,8 @@ from typing import IO, Any
 from slipway.errors import IntegrityError, LockedError
 
 _CHUNK_BYTES = 1 << 20
+_USUAL = 0o666  # a mode, less what the umask takes
+PRIVATE = 0o600  # a mode: for its owner alone
 
 
 def sha256_bytes(payload: bytes | memoryview) -> str:
@@ -58,13 +60,16 @@ def digest_json(value: Any) -> str:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A fresh file to write; it takes the place of `path` when the block ends, and vanishes when it raises."""
+def new_file(path: Path, mode: int = _USUAL) -> Iterator[IO[bytes]]:
+    """A fresh file to write; it takes the place of `path` when the block ends, and vanishes when it raises.
+
+    It has `mode` from its first byte on, less what the umask takes, whatever the one before had.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path)
     partial = _partial(path)
     try:
-        with _named(path), partial.open("wb") as file:
+        with _named(path), open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -74,9 +79,9 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     _sync_directory(path.parent)
 
 
-def write_bytes(path: Path, payload: bytes | memoryview) -> None:
+def write_bytes(path: Path, payload: bytes | memoryview, mode: int = _USUAL) -> None:
     """Write `payload` to `path` atomically, making its directory where needed."""
-    with new_file(path) as file:
+    with new_file(path, mode) as file:
         file.write(payload)
 
 
@@ -91,9 +96,9 @@ def claim_space(path: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, mode: int = _USUAL) -> None:
     """Write UTF-8 `text` to `path` atomically."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), mode)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -126,6 +131,11 @@ def new_directory(path: Path, *, durable: bool = True) -> Iterator[Path]:
         raise
     _sync_directory(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def make_private_directory(path: Path) -> None:
+    """A directory that its owner alone may enter; one that is there keeps its mode."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def move_directory(source: Path, path: Path) -> None:

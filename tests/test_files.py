@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,32 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     files.write_text(tmp_path / "deep" / "a.txt", "one")
     files.write_text(tmp_path / "deep" / "a.txt", "two")
     assert [(path.name, path.read_text()) for path in (tmp_path / "deep").iterdir()] == [("a.txt", "two")]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_a_private_file_is_private_from_its_first_byte_whatever_the_umask_and_the_old_one(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "a"
+    path.write_text("for all")
+    path.chmod(0o644)
+    before = os.umask(umask)
+    try:
+        with files.new_file(path, files.PRIVATE) as file:
+            file.write(b"mine")
+            (partial,) = tmp_path.glob("a.*.partial")
+            assert stat.S_IMODE(partial.stat().st_mode) == 0o600
+        files.write_text(tmp_path / "b", "mine", files.PRIVATE)
+        files.write_text(tmp_path / "c", "for all")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "abc"] == [0o600, 0o600, 0o666 & ~umask]
+
+
+def test_a_private_directory_is_made_so_and_one_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old").chmod(0o755)
+    for name in ("old", "deep/new"):
+        files.make_private_directory(tmp_path / name)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("old", "deep/new")] == [0o755, 0o700]
 
 
 def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:

@@ -100,5 +100,6 @@ def prune_unless_commanding(state: Path) -> None:
 @contextmanager
 def commanding(state: Path) -> Iterator[None]:
     """One command at a time; LockedError at once if another process has the turn, threads of this one wait."""
+    files.make_private_directory(state)  # the command may come before the service's first start
     with _threads, files.lock(state / "command.lock", "a rollout command"):
         yield

@@ -1,18 +1,22 @@
 """One thread's connection to the database of all workers: opened when it is needed, and opened anew when something happened to it.
 
-A database that is damaged or of another form is moved aside under a name that says when, and a new one is begun; nothing is deleted.
-Of several workers one does that. Every method raises sqlite3.Error or OSError where the disk, or another process, refuses.
+A database that is damaged or of another form is moved aside under a name that says when, and a new one is begun. It may hold ids,
+predictions and truths, so it is removed in its turn. Of several workers one moves it. Every method raises sqlite3.Error or OSError where
+the disk, or another process, refuses.
 """
 
 import fcntl
 import logging
 import os
+import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from slipway import files
 from slipway.watched import DATABASE, SCHEMA, SCHEMA_VERSION
 
 logger = logging.getLogger("bentoml.slipway")
@@ -20,6 +24,8 @@ logger = logging.getLogger("bentoml.slipway")
 BUSY_S = 1.0  # that another process may hold the database before it is an error
 _LOCK = "watching.lock"
 _BESIDE = ("", "-wal", "-shm")  # SQLite's files
+_MOMENT = "%Y%m%dT%H%M%S.%fZ"  # in the name of what was moved aside
+_ASIDE = re.compile(rf"{re.escape(DATABASE)}\.(\d{{8}}T\d{{6}}\.\d{{6}}Z)(-wal|-shm)?")
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _JOURNAL_BYTES = 16 << 20  # what is left of the write-ahead log on disk
 
@@ -62,7 +68,7 @@ class Database:
             logger.warning("%s was exchanged or removed, it is opened anew", self.path)
             self.close()
         if self._connection is None:
-            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_private_directory(self._state)
             with self._alone():
                 self._connection = self._usable()
                 self._file = _identity(self.path)
@@ -80,6 +86,7 @@ class Database:
         if not self.path.exists():
             for suffix in _BESIDE[1:]:  # of one that somebody removed: they would be taken for the new one's
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            self.path.touch(files.PRIVATE)  # SQLite gives the files beside it the same mode
         connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             # A killed process loses nothing that was committed; a machine that loses its power may lose the last seconds.
@@ -101,11 +108,19 @@ class Database:
         raise sqlite3.DatabaseError(f"{self.path} could not be used and was moved aside: {fault}")
 
     def _move_aside(self, fault: str) -> None:
-        aside = f"{DATABASE}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+        aside = f"{DATABASE}.{datetime.now(UTC):{_MOMENT}}"
         for suffix in _BESIDE:
             with suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").rename(self._state / f"{aside}{suffix}")
         logger.error("%s cannot be used: %s. It is now %s, and a new one is begun", self.path, fault, self._state / aside)
+
+
+def remove_moved_aside(state: Path, seconds: float) -> None:
+    """Remove the databases that were moved aside longer ago than this; OSError where the disk refuses."""
+    for path in state.iterdir() if state.is_dir() else ():
+        match = _ASIDE.fullmatch(path.name)
+        if match and time.time() - datetime.strptime(match[1], _MOMENT).replace(tzinfo=UTC).timestamp() > seconds:
+            path.unlink(missing_ok=True)  # another worker may be at it
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:

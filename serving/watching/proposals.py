@@ -22,8 +22,8 @@ def write_proposal(
 ) -> Path:
     """Write one, and remove the oldest beyond MAX_PROPOSALS; OSError where the disk refuses."""
     path = proposal_path(state, closed, model)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write_text(path, proposal_text(state, kept, model, opened, closed, num_rows, judgement))
+    files.make_private_directory(path.parent)
+    files.write_text(path, proposal_text(state, kept, model, opened, closed, num_rows, judgement), files.PRIVATE)
     for old in sorted(path.parent.glob("*.md"))[:-MAX_PROPOSALS]:
         old.unlink(missing_ok=True)
     return path

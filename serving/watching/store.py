@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from serving.watching.database import Database
+from serving.watching.database import Database, remove_moved_aside
 from slipway.drift.window import Window
 
 MAX_WINDOWS = 500  # closed ones, of all models
@@ -183,7 +183,9 @@ class Store:
             # Each kind by itself: truths of unknown requests, of which anybody can send any number, push out none that was joined.
             for table, kind in (("predictions", "TRUE"), ("truths", "model IS NOT NULL")):
                 _keep_newest(connection, table, kind, limits.feedback_rows)
-            return in_vain + _keep_newest(connection, "truths", "model IS NULL", limits.feedback_rows)
+            in_vain += _keep_newest(connection, "truths", "model IS NULL", limits.feedback_rows)
+        remove_moved_aside(self.state, limits.feedback_s)
+        return in_vain
 
     def history(self, model: str) -> list[dict[str, Any]]:
         """The last windows of a model that were closed, the newest first: their judgement, and whether a proposal was written."""

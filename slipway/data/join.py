@@ -22,7 +22,7 @@ from slipway import files
 from slipway.command import run_command
 from slipway.contract import is_classification, is_table
 from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.cells import FALSE_WORDS, GOOD, TRUE_WORDS, TypedColumn, row_digests, typed_column
+from slipway.data.cells import FALSE_WORDS, GOOD, MISSING, TRUE_WORDS, TypedColumn, row_digests, typed_column
 from slipway.data.column_rules import constant_columns, duplicate_columns, tells_classes
 from slipway.data.column_types import column_types, counts_rows
 from slipway.data.raw_tables import COLLECTED as MARK
@@ -119,9 +119,20 @@ class _Collected:
     def __init__(self, digests: Iterable[bytes], truths: Sequence[str | float | None], joined: Joined) -> None:
         self.truths = truths
         self.is_new = [True] * len(truths)
-        self._places = {digest: place for place, digest in enumerate(digests)}
+        self._places: dict[bytes, int] = {}
         self._seen: set[int] = set()
         self._joined = joined
+        for place, digest in enumerate(digests):
+            self._take(place, digest)
+
+    def _take(self, place: int, digest: bytes) -> None:
+        """Of rows that are equal by value, though they were sent in other forms, one counts: the last with a truth, or else the last."""
+        before = self._places.setdefault(digest, place)
+        if before == place:
+            return
+        if self.truths[place] is not None or self.truths[before] is None:
+            self._places[digest], place = place, before
+        self._note(place)
 
     def truth_for(self, digest: bytes, label: str | float | None, source: str, *, was_collected: bool) -> str | float | None:
         """The label of an old row: its own, or what was told since of a row that was collected before."""
@@ -190,7 +201,7 @@ def _join_images(data: DataParams, collected: Path, out: Path) -> Joined:
             fields = _given(data, group, None, 1.0, "train")
             yield {data.image_column: image, data.target_column: known.truths[place], **fields, MARK: True}
 
-    with files.new_file(out) as file, pq.ParquetWriter(file, schema) as writer:
+    with files.new_file(out, files.PRIVATE) as file, pq.ParquetWriter(file, schema) as writer:
         for source in (old(), added()):
             while batch := list(islice(source, _BATCH_ROWS)):
                 writer.write_table(pa.Table.from_pylist(batch, schema))
@@ -266,7 +277,7 @@ def _join_tables(data: DataParams, collected: Path, out: Path) -> Joined:
             columns[name] = _together(_cells(column), _of_collected(name, data, old, new, added))
     columns[MARK] = pa.array([*was_collected, *[True] * len(chosen)])
     joined.left_out += [f"row {number} of {data.path}: {what}" for number, what in old.malformed]
-    with files.new_file(out) as file:
+    with files.new_file(out, files.PRIVATE) as file:
         pq.write_table(pa.table(columns), file)
     return joined
 
@@ -347,7 +358,7 @@ def _together(old: pa.Array, new: pa.Array) -> pa.Array:
 
 def _digests(table: RawTable, kinds: Mapping[str, str]) -> list[bytes]:
     """Of each row by the values of its inputs, which are of these kinds."""
-    readers = {"boolean": _in_one_word, "date": _in_one_form}
+    readers = {"boolean": _in_one_word, "date": _in_one_form, "category": _as_words}
     columns = [readers[kind](table.columns[name]) if kind in readers else table.columns[name] for name, kind in kinds.items()]
     found, _ = row_digests(columns, np.arange(len(table.numbers)))
     return [digest.tobytes() for digest in found]
@@ -358,6 +369,14 @@ def _in_one_form(column: RawColumn) -> RawColumn:
     typed = typed_column(column, "date")
     texts = [repr(float(days)) if state == GOOD else None for days, state in zip(typed.values[:-1], typed.states[:-1], strict=True)]
     cells = [text or _text(cell) or "" for text, cell in zip(texts, column.values.to_pylist(), strict=True)]
+    return replace(column, stored="text", values=pa.array(cells, pa.string()))
+
+
+def _as_words(column: RawColumn) -> RawColumn:
+    """A column of categories as text that is no number: 0123 and 123 are two, as they are for `clean`."""
+    typed = typed_column(column, "category")
+    texts = [_text(cell) or "" for cell in column.values.to_pylist()]
+    cells = ["" if state == MISSING else f"={text}" for text, state in zip(texts, typed.states[:-1], strict=True)]
     return replace(column, stored="text", values=pa.array(cells, pa.string()))
 
 

@@ -2,7 +2,9 @@
 
 import csv
 import math
+import os
 import shutil
+import stat
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -285,6 +287,56 @@ def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
     )
     data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label")
     assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 1, 0)
+
+
+@pytest.mark.parametrize("labels", [["0", "1"], [None, "1"], ["1", None]], ids=["another truth", "the last has one", "the first has one"])
+def test_collected_rows_of_one_value_in_two_forms_are_added_once_however_often_they_are_joined(
+    tmp_path: Path, labels: list[str | None]
+) -> None:
+    rows = [{"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)} for row in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
+    forms = ["2021-05-05", "2021-05-05T00:00:00"]
+    pq.write_table(pa.table({"a": [0.5, 0.5], "day": forms, "label": pa.array(labels, pa.string())}), tmp_path / "new.parquet")
+    data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label")
+    out = tmp_path / "next.parquet"
+    assert counts(join(data, tmp_path / "new.parquet", out)) == (60, 1, 1, 0)
+    assert pq.read_table(out)["label"].to_pylist()[60:] == ["1"]
+    again = data.model_copy(update={"path": str(out)})
+    for _ in range(2):
+        assert counts(join(again, tmp_path / "new.parquet", out)) == (61, 0, 2, 0)
+
+
+@pytest.mark.parametrize("stored", ["text", "numbers"])
+def test_categories_are_compared_as_text_and_numbers_as_numbers(tmp_path: Path, stored: str) -> None:
+    zips: list[Any] = ["0123", "456", "789"] if stored == "text" else [123, 456, 789]
+    rows = [{"a": f"{(7 * row) % 61}.50", "zip": zips[row % 3], "label": str(row % 2)} for row in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
+    new: dict[str, list[Any]] = {
+        "a": [0.5, 7.5, 14.5],
+        "zip": ["123" if stored == "text" else "0123", "456", None],
+        "label": ["0", "1", "0"],
+    }
+    pq.write_table(pa.table(new), tmp_path / "new.parquet")
+    data = raw_files.data_params(tmp_path / "old.parquet", "table_classification", "label", columns={"zip": said("category")})
+    assert counts(join(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 2, 1, 0)
+    assert pq.read_table(tmp_path / "next.parquet")["zip"].to_pylist()[60:] == [new["zip"][0], None]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_what_holds_collected_rows_is_private(tmp_path: Path, kind: str, umask: int) -> None:
+    if kind == "images":
+        data = data_params(old_images(tmp_path / "old", "folder"))
+        collected = collected_images(tmp_path / "collected.parquet", {10: "cat"})
+    else:
+        data = raw_files.data_params(write_old_table(tmp_path / "old.csv"), "table_classification", "label")
+        collected = write_collected_table(tmp_path / "collected.parquet")
+    before = os.umask(umask)
+    try:
+        join(data, collected, tmp_path / "next.parquet")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "next.parquet").stat().st_mode) == 0o600
 
 
 def test_a_table_of_numbers_is_joined_with_its_targets(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from serving.settings import Settings
 from serving.watching import watcher as watching
 from slipway import collect as collecting_command
 from slipway.bundle import Lineage
-from slipway.collecting import Item, _ranked, collect
+from slipway.collecting import Collected, Item, _labelled, _ranked, collect
 from slipway.errors import DataError, UnavailableError
 from slipway.kept import KeptRequest, read_kept
 from slipway.watched import DriftedSpan, Truth
@@ -181,6 +182,63 @@ def test_the_last_truth_and_the_last_answer_of_an_id_count(certified: Path, make
     run(settings, work)
     (row,) = collected(settings, tmp_path / "out.parquet")
     assert (row["image"]["bytes"], row["label"]) == (picture(2), "bright")
+
+
+def test_a_truth_is_of_the_answer_before_it_and_not_of_a_later_one_under_the_same_id(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
+    settings = make_settings(keep_directory=certified / "kept")
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await client.post("/predict", content=picture(1), headers=PNG | {"x-request-id": "7"})
+        await asyncio.sleep(0.01)
+        await tell(client, [{"request_id": "7", "truth": "dark"}])
+        await asyncio.sleep(0.01)
+        await client.post("/predict", content=picture(2), headers=PNG | {"x-request-id": "7"})
+
+    run(settings, work)
+    (row,) = collected(settings, tmp_path / "out.parquet")
+    assert (row["image"]["bytes"], row["label"]) == (picture(1), "dark")
+    assert "left out: 1 later than the truth of their id\n" in capsys.readouterr().out
+    everything = collected(settings, tmp_path / "all.parquet", "--unlabelled")
+    assert {row["image"]["bytes"]: row["label"] for row in everything} == {picture(1): "dark", picture(2): None}
+
+
+@pytest.mark.parametrize(("seconds", "is_taken"), [(0.0, True), (-4.0, True), (-60.0, False), (86400.0, True)])
+def test_a_truth_may_be_some_seconds_older_than_its_answer_but_no_more(
+    served: tuple[Settings, list[bytes], list[str], list[str]], seconds: float, is_taken: bool
+) -> None:
+    settings, *_ = served
+    assert settings.keep_directory is not None
+    request = next(one for one in read_kept(settings.keep_directory) if isinstance(one, KeptRequest))
+    truth = Truth(request.request_id, 0, "dark", None, request.time.timestamp() + seconds)
+    found = collect(settings.keep_directory, [truth], [], CONTRACT, LABELS)
+    assert [(one.key[0], one.truth) for one in found.items] == [(request.request_id, "dark")] * is_taken
+    assert found.left_out["later than the truth of their id"] == (not is_taken)
+
+
+def test_of_an_id_used_daily_the_last_answer_before_the_truth_is_labelled_and_none_between_is_taken() -> None:
+    same = [item(0, key=("7", 0, 86400.0 * day), digest=f"{day}", truth=None) for day in range(5)]
+    for day in range(5):
+        left_out = Collected([], {})
+        found = _labelled(same, {("7", 0): Truth("7", 0, "dark", None, 86400.0 * day + 60)}, True, left_out)
+        assert [(one.digest, one.truth) for one in found] == [(f"{day}", "dark")] + [("4", None)] * (day < 4)
+        assert left_out.left_out["of an id that was used again"] == 5 - len(found)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+@pytest.mark.parametrize("more", [[], ["--unlabelled"]])
+def test_what_was_collected_is_as_private_as_what_was_kept(
+    served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path, more: list[str], umask: int
+) -> None:
+    settings, *_ = served
+    before = os.umask(umask)
+    try:
+        collected(settings, tmp_path / "out.parquet", *more)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out.parquet").stat().st_mode) == 0o600
 
 
 def item(number: int, **changes: Any) -> Item:

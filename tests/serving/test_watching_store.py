@@ -1,15 +1,16 @@
-"""The database of what is watched: a part is merged once, and a file that cannot be used is moved aside, never deleted."""
+"""The database of what is watched: a part is merged once, and a file that cannot be used is moved aside and removed in its turn."""
 
 import sqlite3
 import time
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving.watching.database import Database
+from serving.watching.database import Database, remove_moved_aside
 from serving.watching.models import WatchedModel
 from serving.watching.store import _ROWS_AT_ONCE, Limits, Part, Prediction, Store, Told
 from slipway.drift.window import Window
@@ -193,6 +194,31 @@ def test_a_database_that_cannot_be_used_is_moved_aside_and_a_new_one_begun(tmp_p
     again.merge(part(model, 1, 5), {model.key: model})
     assert rows_in(state) == 5
     assert len(list(state.glob(f"{DATABASE}.*Z"))) == 1
+
+
+def test_what_was_moved_aside_goes_when_its_rows_had_to_and_nothing_else_does(tmp_path: Path) -> None:
+    day = 86400.0
+    names = {days: f"{DATABASE}.{datetime.fromtimestamp(time.time() - days * day, UTC):%Y%m%dT%H%M%S.%fZ}" for days in (29, 31, -1)}
+    old = [f"{names[31]}{suffix}" for suffix in ("", "-wal", "-shm")]
+    others = [
+        names[29], f"{names[29]}-wal", names[-1], f"{names[31]}.copy", f"my-{names[31]}",
+        DATABASE, f"{DATABASE}-wal", f"{DATABASE}.20200101", f"{DATABASE}.bak", "rollout.json",
+    ]  # fmt: skip
+    for name in (*old, *others):
+        (tmp_path / name).touch()
+    remove_moved_aside(tmp_path, 30 * day)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+    remove_moved_aside(tmp_path / "not there yet", 30 * day)
+
+
+def test_what_this_moves_aside_is_what_it_removes(tmp_path: Path) -> None:
+    no_database(tmp_path / DATABASE)
+    with pytest.raises(sqlite3.DatabaseError, match="moved aside"), Database(tmp_path).transaction():
+        pass
+    remove_moved_aside(tmp_path, 60)
+    assert len(list(tmp_path.glob(f"{DATABASE}.*"))) == 1
+    remove_moved_aside(tmp_path, 0)
+    assert list(tmp_path.glob(f"{DATABASE}*")) == []
 
 
 def test_a_sound_database_is_not_moved_and_an_empty_one_is_begun(tmp_path: Path, model: WatchedModel) -> None:

@@ -1,0 +1,92 @@
+"""What holds callers' data or predictions is for its owner alone, whatever the umask; a folder of the operator's own keeps its mode."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving.inference import Inference
+from serving.rollout.store import commanding
+from serving.watching.proposals import write_proposal
+from serving.watching.store import Limits, Part, Prediction, Store
+from slipway.watched import DATABASE
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import run
+
+
+@pytest.fixture(autouse=True, params=[0o022, 0o000])
+def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_the_service_begins_with_a_state_that_its_owner_alone_may_enter(make_settings: MakeSettings, watch: bool) -> None:
+    settings = make_settings(watch=watch)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert mode(settings.state) == 0o700
+        await inference.rollout.tick()
+        assert (settings.state / "rollout.d").is_dir()
+
+    run(settings, work)
+    assert mode(settings.state) == 0o700
+
+
+def test_a_state_that_an_operator_made_keeps_its_mode(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    settings.state.mkdir()
+    settings.state.chmod(0o750)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await inference.rollout.tick()
+
+    run(settings, work)
+    assert mode(settings.state) == 0o750
+
+
+def test_a_state_that_cannot_be_made_does_not_end_the_service(make_settings: MakeSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = make_settings(state=tmp_path / "file" / "state")
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert inference.require_model()
+
+    run(settings, work)
+
+
+def test_the_verify_stages_service_makes_no_state(make_settings: MakeSettings) -> None:
+    settings = make_settings(accept_draft=True)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert not settings.state.exists()
+
+    run(settings, work)
+
+
+def test_a_command_before_the_first_start_makes_the_same_state(tmp_path: Path) -> None:
+    with commanding(tmp_path / "state"):
+        assert mode(tmp_path / "state") == 0o700
+
+
+def test_the_database_and_the_files_beside_it_are_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    store = Store(tmp_path, Limits(window_rows=1000, window_s=3600, feedback_rows=1000, feedback_s=3600))
+    store.merge(Part(1, {}, [Prediction("a", 0, 1, 0.0, "m", "dark", None)]), {})
+    found = {path.name: mode(path) for path in tmp_path.glob(f"{DATABASE}*")}
+    store.close()
+    assert found == {f"{DATABASE}{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
+
+
+def test_a_proposal_is_private(tmp_path: Path) -> None:
+    judgement = {"features": [], "estimate": {"valid": False, "reason": "there are no labels"}}
+    path = write_proposal(tmp_path, None, "model/fp32", 0.0, 1.0, 100, judgement)
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
