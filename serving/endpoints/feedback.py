@@ -19,7 +19,15 @@ _OPERATION = Operation(
     "What turned out to be true of a prediction, or of several.",
     takes={"application/json": {"oneOf": [_TRUTH, _SEVERAL]}},
     answers={"application/json": ANYTHING},
-    errors=("malformed_json", "unsupported_media_type", "body_too_large", "body_timeout", "deadline_exceeded", "feedback_unavailable"),
+    errors=(
+        "malformed_json",
+        "unsupported_media_type",
+        "body_too_large",
+        "body_timeout",
+        "deadline_exceeded",
+        "feedback_full",
+        "feedback_unavailable",
+    ),  # fmt: skip
 )
 
 

@@ -300,6 +300,30 @@ def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_o
     run(settings, work)
 
 
+def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refused_prediction(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "MAX_WAITING", 1)
+    settings = make_settings()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await predict(client, "one")
+        await until(lambda: remembered(inference) == 1)
+        with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # so that the first waits
+            told = [client.post("/feedback", json={"request_id": "one", "truth": "dark"}) for _ in range(3)]
+            answers = sorted(await asyncio.gather(*told), key=lambda answer: answer.status_code)
+            other.execute("ROLLBACK")
+        assert [error_of(answer)["code"] for answer in answers] == ["feedback_full", "feedback_full", "feedback_unavailable"]
+        assert [answer.headers["retry-after"] for answer in answers] == ["1", "1", "1"]
+        assert metric(inference, 'slipway_errors_total{error="feedback_full"}') == 2
+        assert metric(inference, 'slipway_errors_total{error="queue_full"}') == 0
+        described = (await client.get("/docs.json")).json()["paths"]["/feedback"]["post"]["responses"]
+        assert "feedback_full" in described["429"]["description"]
+
+    run(settings, work)
+
+
 def test_where_nothing_is_watched_no_feedback_is_taken(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         error = error_of(await client.post("/feedback", json={"request_id": "one", "truth": "dark"}))
