@@ -1,6 +1,7 @@
 """`POST /feedback`: truths are read strictly, joined to what was predicted, counted once, and become true quality."""
 
 import asyncio
+import re
 import shlex
 import sqlite3
 import time
@@ -251,6 +252,33 @@ def test_numbers_give_rmse_and_mse(certified: Path, make_settings: MakeSettings)
         assert found["rmse"]["tested"]["value"] == 0.1
         refused = error_of(await client.post("/feedback", json={"request_id": "id-1", "truth": "dark"}))
         assert (refused["code"], refused["field"]) == ("type_violation", "truth")
+
+    run(make_settings(), work)
+
+
+@pytest.mark.parametrize("is_number", [False, True], ids=["labels", "numbers"])
+def test_the_interval_of_the_true_quality_is_in_the_metrics_as_in_the_status(
+    certified: Path, make_settings: MakeSettings, is_number: bool
+) -> None:
+    if is_number:
+        certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
+
+    def shown(inference: Inference) -> dict[str, dict[str, float]]:
+        found = re.findall(r'^slipway_true_quality(|_low|_high)\{metric="(\w+)"\} (\S+)$', inference.exposition().decode(), re.MULTILINE)
+        return {metric: {part: float(number) for part, of, number in found if of == metric} for metric in {of for _, of, _ in found}}
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert shown(inference) == {}
+        for number in range(12):
+            answer = await predict(client, f"id-{number}", number)
+            wrong = next(label for label in LABELS if label != answer.get("label"))
+            truth = answer["value"] + number if is_number else answer["label"] if number % 3 else wrong
+            await client.post("/feedback", json={"request_id": f"id-{number}", "truth": truth})
+        await until(lambda: metric(inference, "slipway_true_quality_rows") == 12)
+        found = quality(inference)
+        assert set(found) == ({"rmse", "mse"} if is_number else {"accuracy", "f1_macro"})
+        assert shown(inference) == {name: {"": one["value"], "_low": one["low"], "_high": one["high"]} for name, one in found.items()}
+        assert all(one["low"] < one["value"] < one["high"] for one in found.values())
 
     run(make_settings(), work)
 
