@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from serving.decoding import Decoded
+from serving.explaining.background import predictions_first
 from serving.explaining.explainer import Explainer
 from serving.guard.admission import Admission
 from serving.guard.deadlines import Deadlines
@@ -231,7 +232,7 @@ class Inference:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
         stable = self._require_live()
         if self._admission.is_overloaded:
-            raise self._admission.overload()
+            raise predictions_first(self._admission.retry_after())
         if self.canary is None:
             return await self._explainer.explain(stable, payload)
         return await self.canary.explain(request_id, self._require_live, lambda live: self._explainer.explain(live, payload))

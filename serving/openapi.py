@@ -49,9 +49,10 @@ def _about(routes: Routes, bundle: Bundle | None) -> str:
 def _path(path: str, route: Route, bundle: Bundle | None, has_keys: bool) -> tuple[str, dict[str, Any]]:
     operation = route.describe(bundle) if route.describe else Operation("")
     item: dict[str, Any] = {}
-    if path.endswith("/*"):
-        path = path.replace("/*", "/{below}")
-        item["parameters"] = [{"name": "below", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for part, name in (("/*/", "name"), ("/*", "below")):
+        if part in path:
+            path = path.replace(part, part.replace("*", f"{{{name}}}"))
+            item.setdefault("parameters", []).append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
     for method in route.methods:
         if method != "HEAD":  # goes without saying beside GET
             item[method.lower()] = _operation(method, path, route, operation, has_keys)

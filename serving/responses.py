@@ -54,6 +54,7 @@ ERRORS = {
     "unknown_label": 422,
     "not_one_item": 422,
     "explain_busy": 429,
+    "feedback_full": 429,
     "queue_full": 429,
     "rate_limited": 429,
     "headers_too_large": 431,

@@ -1,7 +1,8 @@
 """What a path leads to: the methods it takes, who may call it, what answers, and what the description of the API says of it.
 
 An endpoint's module in serving/endpoints/ makes its routes; the front finds the one of a request. A path that ends with `/*` stands
-for everything below it, so that a path that a caller made up never becomes the label of a metric.
+for everything below it, and one with `/*/` before its last part for any name there, so that a path that a caller made up never becomes
+the label of a metric.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -49,7 +50,7 @@ Describe = Callable[[Bundle | None], Operation]  # of the model that is served, 
 
 @dataclass(frozen=True)
 class Route:
-    """One path, or with `/*` all below it."""
+    """One path, or with `/*` all below it, or with `/*/` before its last part any name there."""
 
     methods: tuple[str, ...]
     handler: Handler | None  # None: BentoML's application behind the front answers
@@ -66,8 +67,16 @@ def always(operation: Operation) -> Describe:
 
 
 def find_route(routes: Routes, path: str) -> str | None:
-    """The key of the route that `path` leads to: itself, or the `/*` of its first part; None where there is nothing."""
+    """The key of the route that `path` leads to: itself, the one for any name before its last part, or the `/*` of its first part.
+
+    None where there is nothing. Where there is a `/*`, slashes at the end change nothing.
+    """
     if path in routes:
         return path
     below = f"/{path[1:].partition('/')[0]}/*"
-    return below if below in routes else None
+    if below not in routes:
+        return None
+    path = path.rstrip("/")
+    before, _, last = path.rpartition("/")
+    of_any_name = f"{before.rpartition('/')[0]}/*/{last}"
+    return next((key for key in (path, of_any_name) if key in routes), below)

@@ -33,5 +33,5 @@ def routes(inference: Inference) -> Routes:
 def _describe(bundle: Bundle | None) -> Operation:
     predict = describe_predict(bundle)
     summary = "What the model says of one image or row, and which places or columns its answer rests on."
-    errors = (*predict.errors, "not_one_item", "explain_busy")
+    errors = (*(code for code in predict.errors if code != "queue_full"), "not_one_item", "explain_busy")
     return replace(predict, summary=summary, answers={"application/json": ANYTHING}, errors=errors)

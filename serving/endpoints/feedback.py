@@ -15,11 +15,15 @@ from slipway.bundle import Bundle
 
 _TRUTH = {"type": "object", "required": ["request_id", "truth"], "properties": {"request_id": TEXT, "truth": {}}}
 _SEVERAL = {"type": "object", "required": ["feedback"], "properties": {"feedback": {"type": "array", "items": _TRUTH}}}
+_ERRORS = (
+    "malformed_json", "unsupported_media_type", "body_too_large", "body_timeout", "deadline_exceeded", "feedback_full",
+    "feedback_unavailable",
+)  # fmt: skip
 _OPERATION = Operation(
     "What turned out to be true of a prediction, or of several.",
     takes={"application/json": {"oneOf": [_TRUTH, _SEVERAL]}},
     answers={"application/json": ANYTHING},
-    errors=("malformed_json", "unsupported_media_type", "body_too_large", "body_timeout", "deadline_exceeded", "feedback_unavailable"),
+    errors=_ERRORS,
 )
 
 

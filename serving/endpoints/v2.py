@@ -26,7 +26,14 @@ _LIVE = Operation("Whether the process can answer at all.", answers=_JSON)
 _READY = Operation("Whether the model is ready.", answers=_JSON, errors=("not_ready",))
 _METADATA = Operation("The tensors that the model takes and answers.", answers=_JSON, errors=("not_ready",))
 _INFER = Operation("What `/predict` answers, as tensors.", _JSON, _JSON, ("tensor_mismatch", "not_ready"), "-d @request.json")
-_VERSIONED = replace(_INFER, summary="The same of a model in one version.", errors=(*_INFER.errors, "unknown_model", "not_found"))
+_VERSIONED = replace(
+    _INFER, summary="What `/predict` answers, as tensors, by the model in one version.", errors=(*_INFER.errors, "unknown_model")
+)
+_BELOW = Operation(
+    "The metadata or the readiness of the model in one version; of anything else, that it is not there.",
+    answers=_JSON,
+    errors=("not_ready", "unknown_model", "not_found", "method_not_allowed"),
+)
 _MODEL_PARTS = 2  # "models" and the name
 
 
@@ -55,7 +62,8 @@ def routes(inference: Inference) -> Routes:
         f"/v2/models/{MODEL}": Route(READING, below, "caller", always(_METADATA)),
         f"/v2/models/{MODEL}/ready": Route(READING, below, "caller", always(_READY)),
         f"/v2/models/{MODEL}/infer": Route(("POST",), below, "caller", always(_INFER)),
-        "/v2/*": Route((*READING, "POST"), below, "caller", always(_VERSIONED)),
+        f"/v2/models/{MODEL}/versions/*/infer": Route(("POST",), below, "caller", always(_VERSIONED)),
+        "/v2/*": Route((*READING, "POST"), below, "caller", always(_BELOW)),  # POST: of another model is said that it is not there
     }
 
 

@@ -22,6 +22,12 @@ BATCH_SECONDS = 0.02  # what a batch of these rows may take: about as long as on
 _LOOK_AGAIN_SECONDS = 0.002
 
 
+def predictions_first(retry_after: tuple[str, str]) -> Refusal:
+    """What is said instead of an explanation while there are more predictions to make than can be made. It fails no prediction."""
+    message = f"predictions go first, and more are asked for than can be answered; try again in {retry_after[1]} s"
+    return Refusal("explain_busy", message, headers=(retry_after,))
+
+
 class BackgroundRows:
     """Runs rows through `batcher` behind everything else; never more than `max_batch_size` at once."""
 
@@ -46,8 +52,8 @@ class BackgroundRows:
         submission = self._batcher.submit(rows)
         try:
             return await submission.answer, submission.infer_seconds
-        except Refusal:  # sent out of the queue again
-            raise
+        except Refusal as refusal:  # sent out of the queue again
+            raise predictions_first(*refusal.headers) from None
         except Exception as error:
             logger.exception("the model failed on rows of an explanation")
             raise Refusal("model_failed", "the model failed on what is to be explained; the log of the service has the details") from error

@@ -149,6 +149,11 @@ class Admission:
         """What a request is told that waits outside, or is sent out again."""
         return self._refusal(f"more is asked for than can be answered, {self.speed():.0f} a second now (SLIPWAY_MAX_WAIT_S)")
 
+    def retry_after(self) -> tuple[str, str]:
+        """The header that says in how many seconds what was asked for is done."""
+        speed = self.speed()
+        return "retry-after", str(max(1, math.ceil(self._demand / speed)) if 0 < speed < math.inf else 1)
+
     def _ask(self, num_items: int) -> bool:
         """Count more items that are asked for; True if that makes an overload."""
         now, inside = self._clock(), self._num_items
@@ -179,6 +184,5 @@ class Admission:
 
     def _refusal(self, reason: str) -> Refusal:
         self._num_refused += 1
-        speed = self.speed()
-        seconds = max(1, math.ceil(self._demand / speed)) if 0 < speed < math.inf else 1
-        return Refusal("queue_full", f"{reason}; try again in {seconds} s", headers=(("retry-after", str(seconds)),))
+        retry_after = self.retry_after()
+        return Refusal("queue_full", f"{reason}; try again in {retry_after[1]} s", headers=(retry_after,))

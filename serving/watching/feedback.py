@@ -55,7 +55,8 @@ class Feedback:
             self._metrics.feedback("invalid")
             raise
         if self._num_waiting >= MAX_WAITING:
-            raise Refusal("queue_full", f"{self._num_waiting} requests with feedback are waiting, the limit", headers=(RETRY_AFTER,))
+            message = f"{self._num_waiting} requests with feedback are waiting, the limit; try again in {RETRY_AFTER[1]} s"
+            raise Refusal("feedback_full", message, headers=(RETRY_AFTER,))
         self._num_waiting += 1
         try:
             heard = await asyncio.get_running_loop().run_in_executor(self._thread, self._write, truths)

@@ -42,7 +42,7 @@ class Figures:
     features: Sequence[FeatureFigure] = ()  # the strongest first
     estimate: tuple[float, float, float] | None = None  # value, low, high; None where it is not valid
     is_estimate_valid: bool | None = None
-    quality: dict[str, float] = field(default_factory=dict)  # by metric
+    quality: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # value, low, high, by metric
     num_joined: int = 0  # rows behind `quality`
 
 
@@ -117,8 +117,10 @@ class WatchingMetrics(Collector):
         yield _gauge("slipway_estimated_quality_low", "Lower bound of the estimate.", [], _alone(low))
         yield _gauge("slipway_estimated_quality_high", "Upper bound of the estimate.", [], _alone(high))
         yield _gauge("slipway_estimate_valid", "1 where the estimate may be relied on.", [], _alone(figures.is_estimate_valid))
-        quality = {(name,): value for name, value in figures.quality.items()}
-        yield _gauge("slipway_true_quality", "Of the last rows whose truth was told.", ["metric"], quality)
+        texts = ("Of the last rows whose truth was told.", "Lower bound of slipway_true_quality.", "Upper bound of slipway_true_quality.")
+        for place, (part, text) in enumerate(zip(("", "_low", "_high"), texts, strict=True)):
+            quality = {(name,): bounds[place] for name, bounds in figures.quality.items()}
+            yield _gauge(f"slipway_true_quality{part}", text, ["metric"], quality)
         yield _gauge("slipway_true_quality_rows", "Rows behind slipway_true_quality.", [], {(): figures.num_joined})
 
 

@@ -435,7 +435,7 @@ def _judged(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _figures(history: list[dict[str, Any]], quality: dict[str, Any] | None) -> Figures:
-    known = {name: metric["value"] for name, metric in (quality or {}).items()}
+    known = {name: (metric["value"], metric["low"], metric["high"]) for name, metric in (quality or {}).items()}
     num_joined = next((metric["rows"] for metric in (quality or {}).values()), 0)
     judged = _judged(history)
     if not judged:

@@ -13,7 +13,7 @@ import pytest
 from serving.keys import digest_of, make_key
 from serving.metrics.gpu_metrics import GAUGES
 from tests.monitoring.prometheus import Prometheus, watching
-from tests.monitoring.queries import MONITORING, base_name, metric_names, queries, recorded, rule_groups, unknown_names
+from tests.monitoring.queries import MONITORING, alerts, base_name, metric_names, queries, recorded, rule_groups, unknown_names
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, free_port, running
@@ -49,6 +49,14 @@ def scraped(server: Server) -> set[str]:
 
 def test_every_metric_in_rules_and_dashboards_is_in_a_live_scrape(server: Server) -> None:
     assert unknown_names(scraped(server)) == {}
+
+
+def test_what_an_alert_waits_for_to_rise_is_in_a_live_scrape_from_the_start(server: Server) -> None:
+    """Of a series that is not there nobody could say that it does not rise."""
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    waited_for = re.findall(r"increase\((slipway_\w+\{[^}]*\})\[\w+\]\)\) == 0", "\n".join(rule["expr"] for rule in alerts().values()))
+    assert waited_for == ['slipway_watched_rows_total{outcome="watched"}', 'slipway_feedback_total{outcome="joined"}']
+    assert [series for series in waited_for if not any(line.startswith(f"{series} ") for line in lines)] == []
 
 
 def test_the_bound_of_the_latency_is_a_bucket_of_the_live_histogram(server: Server) -> None:

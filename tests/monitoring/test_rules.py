@@ -57,6 +57,30 @@ def test_a_rule_that_is_wrong_fails_its_test(tmp_path: Path, rule: str, wrong: s
     assert alert in done.stdout + done.stderr
 
 
+@needs_promtool
+@pytest.mark.parametrize(("low", "fires"), [(1.5, False), (2.5, True)], ids=["by chance", "for certain"])
+def test_an_error_pages_only_where_the_lower_end_of_its_interval_misses_the_objective(tmp_path: Path, low: float, fires: bool) -> None:
+    shutil.copytree(MONITORING / "rules", tmp_path / "rules")
+    path = tmp_path / "rules/slo.yml"
+    assert path.read_text().count("expr: vector(Inf)") == 1  # of the RMSE, which nobody but the user can know
+    path.write_text(path.read_text().replace("expr: vector(Inf)", "expr: vector(2)"))
+    alert = alerts()["SlipwayTrueQualityLow"]
+    expected = {
+        "exp_labels": alert["labels"] | {"job": "slipway", "instance": "a:3000", "metric": "rmse"},
+        "exp_annotations": alert["annotations"] | {"summary": f"a:3000: rmse over the latest feedback is at best {low}"},
+    }
+    series = {"slipway_true_quality": 3, "slipway_true_quality_low": low, "slipway_true_quality_high": 9}
+    labels = 'job="slipway", instance="a:3000"'
+    inputs = [{"series": f'{name}{{{labels}, metric="rmse"}}', "values": f"{value}x60"} for name, value in series.items()]
+    inputs.append({"series": f"slipway_true_quality_rows{{{labels}}}", "values": "30x60"})
+    evaluation = {"eval_time": "30m", "alertname": "SlipwayTrueQualityLow", "exp_alerts": [expected] if fires else []}
+    test = {"interval": "1m", "input_series": inputs, "alert_rule_test": [evaluation]}
+    content = {"rule_files": ["rules/slo.yml", "rules/alerts.yml"], "group_eval_order": ["slipway_slo", "slipway_model"], "tests": [test]}
+    (tmp_path / "rmse.yml").write_text(yaml.safe_dump(content))
+    done = promtool("test", "rules", tmp_path / "rmse.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def evaluations(files: list[dict[str, Any]]) -> Evals:
     found: Evals = {}
     for content in files:

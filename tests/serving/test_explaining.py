@@ -30,6 +30,7 @@ from tests.serving.in_process import error_of, metric, put_in_place_of, run
 from tests.serving.test_front import slow_down
 
 PNG = {"content-type": "image/png"}
+QUEUE_FULL = 'slipway_errors_total{error="queue_full"}'
 USUAL: dict[str, Any] = {"age": 38.5, "income": 30000, "colour": "red", "city": "O'Hare <b>", "member": False, "since": "2019-07-23"}
 
 
@@ -200,6 +201,42 @@ def test_one_explanation_at_a_time_and_the_next_when_it_is_over(make_settings: M
             assert error_of(answer)["code"] == "explain_busy"
             assert answer.headers["retry-after"] == "1"
         assert (await client.post("/explain", content=b"bad", headers=PNG)).status_code == 422
+        assert (await client.post("/explain", content=picture(), headers=PNG)).status_code == 200
+
+    run(make_settings(), work)
+
+
+def test_while_more_is_asked_for_than_can_be_predicted_an_explanation_is_refused_and_no_prediction_counts_as_refused(
+    make_settings: MakeSettings,
+) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        inference._admission.is_overloaded = True
+        refused = await client.post("/explain", content=picture(), headers=PNG)
+        assert error_of(refused)["code"] == "explain_busy"
+        assert "predictions go first" in error_of(refused)["message"]
+        assert refused.headers["retry-after"] == "1"
+        assert inference._admission._num_refused == 0
+        assert (metric(inference, QUEUE_FULL), metric(inference, 'slipway_errors_total{error="explain_busy"}')) == (0, 1)
+
+    run(make_settings(), work)
+
+
+def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_no_refused_prediction(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        sizes = await slow_down(inference, 0.2)
+        assert inference._live
+        predicting = asyncio.create_task(client.post("/predict", content=picture(), headers=PNG))
+        while not sizes:
+            await asyncio.sleep(0.001)
+        explaining = asyncio.create_task(client.post("/explain", content=picture(), headers=PNG))
+        while not inference._live.batcher.num_waiting:
+            await asyncio.sleep(0.001)
+        inference._shed(0)
+        refused = await explaining
+        assert error_of(refused)["code"] == "explain_busy"
+        assert refused.headers["retry-after"] == "1"
+        assert (await predicting).status_code == 200
+        assert metric(inference, QUEUE_FULL) == 0
         assert (await client.post("/explain", content=picture(), headers=PNG)).status_code == 200
 
     run(make_settings(), work)

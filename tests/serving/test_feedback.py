@@ -1,6 +1,7 @@
 """`POST /feedback`: truths are read strictly, joined to what was predicted, counted once, and become true quality."""
 
 import asyncio
+import re
 import shlex
 import sqlite3
 import time
@@ -255,6 +256,33 @@ def test_numbers_give_rmse_and_mse(certified: Path, make_settings: MakeSettings)
     run(make_settings(), work)
 
 
+@pytest.mark.parametrize("is_number", [False, True], ids=["labels", "numbers"])
+def test_the_interval_of_the_true_quality_is_in_the_metrics_as_in_the_status(
+    certified: Path, make_settings: MakeSettings, is_number: bool
+) -> None:
+    if is_number:
+        certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
+
+    def shown(inference: Inference) -> dict[str, dict[str, float]]:
+        found = re.findall(r'^slipway_true_quality(|_low|_high)\{metric="(\w+)"\} (\S+)$', inference.exposition().decode(), re.MULTILINE)
+        return {metric: {part: float(number) for part, of, number in found if of == metric} for metric in {of for _, of, _ in found}}
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert shown(inference) == {}
+        for number in range(12):
+            answer = await predict(client, f"id-{number}", number)
+            wrong = next(label for label in LABELS if label != answer.get("label"))
+            truth = answer["value"] + number if is_number else answer["label"] if number % 3 else wrong
+            await client.post("/feedback", json={"request_id": f"id-{number}", "truth": truth})
+        await until(lambda: metric(inference, "slipway_true_quality_rows") == 12)
+        found = quality(inference)
+        assert set(found) == ({"rmse", "mse"} if is_number else {"accuracy", "f1_macro"})
+        assert shown(inference) == {name: {"": one["value"], "_low": one["low"], "_high": one["high"]} for name, one in found.items()}
+        assert all(one["low"] < one["value"] < one["high"] for one in found.values())
+
+    run(make_settings(), work)
+
+
 def test_accuracy_and_macro_f1_are_those_of_the_library_with_their_intervals(certified: Path) -> None:
     bundle = write_bundle(certified / "bundle")
     joined = [("dark", "dark")] * 6 + [("grey", "dark")] * 2 + [("grey", "grey")] * 2
@@ -296,6 +324,30 @@ def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_o
             other.execute("ROLLBACK")
         assert (await client.post("/feedback", json={"request_id": "one", "truth": "dark"})).status_code == 200
         await until(lambda: remembered(inference) == 2)
+
+    run(settings, work)
+
+
+def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refused_prediction(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "MAX_WAITING", 1)
+    settings = make_settings()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        await predict(client, "one")
+        await until(lambda: remembered(inference) == 1)
+        with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # so that the first waits
+            told = [client.post("/feedback", json={"request_id": "one", "truth": "dark"}) for _ in range(3)]
+            answers = sorted(await asyncio.gather(*told), key=lambda answer: answer.status_code)
+            other.execute("ROLLBACK")
+        assert [error_of(answer)["code"] for answer in answers] == ["feedback_full", "feedback_full", "feedback_unavailable"]
+        assert [answer.headers["retry-after"] for answer in answers] == ["1", "1", "1"]
+        assert metric(inference, 'slipway_errors_total{error="feedback_full"}') == 2
+        assert metric(inference, 'slipway_errors_total{error="queue_full"}') == 0
+        described = (await client.get("/docs.json")).json()["paths"]["/feedback"]["post"]["responses"]
+        assert "feedback_full" in described["429"]["description"]
 
     run(settings, work)
 

@@ -60,7 +60,7 @@ def test_every_route_is_described_in_words_and_nothing_else_is(make_settings: Ma
         document = (await client.get("/docs.json")).json()
         described = {(path, method) for path, item in document["paths"].items() for method in item if method != "parameters"}
         assert described == {
-            (path.replace("/*", "/{below}"), method.lower())
+            (path.replace("/*/", "/{name}/").replace("/*", "/{below}"), method.lower())
             for path, route in all_routes(inference).items()
             for method in route.methods
             if method != "HEAD"
@@ -79,6 +79,16 @@ def test_a_route_without_words_would_be_noticed() -> None:
     document = openapi(routes, None, None, has_keys=True)
     assert undescribed(document) == ["put /new/{below}"]
     assert document["paths"]["/new/{below}"]["parameters"][0]["name"] == "below"
+
+
+def test_every_place_in_a_path_is_a_parameter_of_it(make_settings: MakeSettings) -> None:
+    paths = openapi(all_routes(Inference(make_settings())), None, None, has_keys=False)["paths"]
+    places = {path: re.findall(r"\{(\w+)\}", path) for path in paths}
+    assert {path: [one["name"] for one in item.get("parameters", [])] for path, item in paths.items()} == places
+    assert places["/v2/models/slipway/versions/{name}/infer"] == ["name"]
+    assert "requestBody" in paths["/v2/models/slipway/versions/{name}/infer"]["post"]
+    assert "requestBody" not in paths["/v2/{below}"]["post"]
+    assert not [path for path in paths if "*" in path]
 
 
 def test_the_document_is_whole(make_settings: MakeSettings, asked: dict[str, Any]) -> None:
@@ -176,7 +186,7 @@ def test_where_there_are_keys_the_description_says_who_needs_one(make_settings: 
     for path, item in with_keys["paths"].items():
         for method, operation in item.items():
             if method != "parameters":
-                is_open = routes[path.replace("{below}", "*")].access == "open"
+                is_open = routes[path.replace("{below}", "*").replace("{name}", "*")].access == "open"
                 assert (operation["security"] == []) is is_open
                 assert ("401" in operation["responses"]) is not is_open
                 assert without["paths"][path][method]["security"] == []

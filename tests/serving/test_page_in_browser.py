@@ -238,7 +238,7 @@ def test_why_there_is_no_explanation_is_said_in_the_readers_language_alone(tmp_p
         await tab.choose_files("#pictures", path)
         await tab.wait_for("document.querySelector('article.answered .problem')")
         assert await tab.text("article.answered .problem") == TEXTS["zh"]["explain.error.model_failed"]
-        for code in ("invalid_answer", "deadline_exceeded", "queue_full"):
+        for code in ("invalid_answer", "deadline_exceeded"):
             assert await said(tab, code) == TEXTS["zh"][f"explain.error.{code}"]
         assert await said(tab, "unheard_of") == "暂时无法分析（unheard_of）。"
         await tab.run("document.querySelector('[data-language=en]').click()")

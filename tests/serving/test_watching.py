@@ -39,6 +39,7 @@ from tests.serving.in_process import metric, run
 from tests.serving.watched import pictures, watched_bundle
 
 PNG = {"content-type": "image/png"}
+WATCHED = 'slipway_watched_rows_total{outcome="watched"}'
 
 pytestmark = pytest.mark.usefixtures("quick_watching")
 
@@ -275,6 +276,22 @@ def test_a_bundle_without_a_reference_is_served_and_counted_and_says_that_it_has
         assert sum(errors(inference, part) for part in PARTS) == 0
 
     run(make_settings(), work)
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_rows_that_are_watched_are_counted_from_the_start_and_as_a_window_grows_that_does_not_end(
+    make_watched: MakeSettings, watch: bool
+) -> None:
+    settings = make_watched(watch=watch, window_rows=10_000_000, window_minutes=44_640)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert f"{WATCHED} 0.0" in inference.exposition().decode()  # an alert asks whether it rises
+        for count in (40, 80) if watch else ():
+            await send(client, pictures(count, 40))
+            await until(lambda count=count: metric(inference, WATCHED) == rows_in(settings.state) == count)  # type: ignore[misc]
+        assert sum(windows(inference, verdict) for verdict in ("clean", "drifted", "too_small")) == 0
+
+    run(settings, work)
 
 
 def test_nothing_is_watched_where_it_is_off_or_only_the_verify_stage_is_answered(make_watched: MakeSettings) -> None:
