@@ -231,7 +231,7 @@ class Inference:
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
         stable = self._require_live()
-        if self._admission.is_overloaded:
+        if self._admission.has_more_than_it_can_do():
             raise predictions_first(self._admission.retry_after())
         if self.canary is None:
             return await self._explainer.explain(stable, payload)

@@ -145,6 +145,12 @@ class Admission:
         if self._num_items < self._window_least:
             self._window_least = self._num_items
 
+    def has_more_than_it_can_do(self) -> bool:
+        """Whether there is an overload now, though nobody may have asked since it began."""
+        if self.is_overloaded:
+            self._ask(0)
+        return self.is_overloaded
+
     def overload(self) -> Refusal:
         """What a request is told that waits outside, or is sent out again."""
         return self._refusal(f"more is asked for than can be answered, {self.speed():.0f} a second now (SLIPWAY_MAX_WAIT_S)")

@@ -161,6 +161,15 @@ def test_after_an_overload_nobody_is_refused_for_long() -> None:
     assert waited(worker, since=15) < 0.2
 
 
+def test_an_overload_is_over_though_nobody_asks_any_more() -> None:
+    worker = Simulated()
+    open_loop(worker, 4 * PEAK, 10)
+    assert worker.admission.has_more_than_it_can_do()
+    list(worker.advance(worker.now + 20))
+    assert worker.admission.is_overloaded  # as of when it was last asked
+    assert not worker.admission.has_more_than_it_can_do()
+
+
 def test_a_burst_below_the_longest_wait_is_taken_whole() -> None:
     worker = Simulated()
     open_loop(worker, 0.5 * PEAK, 5)

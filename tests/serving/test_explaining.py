@@ -19,6 +19,7 @@ from serving.explaining.background import BATCH_SECONDS
 from serving.explaining.columns import positions_of, usual_vector
 from serving.explaining.occlusion import covered, side_for
 from serving.explaining.pictures import overlay
+from serving.guard.admission import Admission
 from serving.inference import Inference
 from serving.observing import Noted
 from slipway.columns import encode_rows, read_row
@@ -207,10 +208,11 @@ def test_one_explanation_at_a_time_and_the_next_when_it_is_over(make_settings: M
 
 
 def test_while_more_is_asked_for_than_can_be_predicted_an_explanation_is_refused_and_no_prediction_counts_as_refused(
-    make_settings: MakeSettings,
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Admission, "has_more_than_it_can_do", lambda self: True)
+
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        inference._admission.is_overloaded = True
         refused = await client.post("/explain", content=picture(), headers=PNG)
         assert error_of(refused)["code"] == "explain_busy"
         assert "predictions go first" in error_of(refused)["message"]
