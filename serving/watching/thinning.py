@@ -23,7 +23,7 @@ from slipway.bundle import LoadedBundle
 
 _SPARE = 1.5  # more is taken than there was time for, so that the share finds its way up again
 _FEWEST = 16  # rows of a round
-_AT_ONCE = 64  # rows
+_AT_ONCE = 512  # rows
 _BOUNDS = np.array(CONFIDENCES)
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
