@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
@@ -199,12 +200,12 @@ class Inference:
                 self.monitoring.expired()
             raise
         except InvalidAnswerError as error:
-            logger.error("model %s: %s", model.version, error)
+            logger.error("request %s: model %s: %s", request_id, model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         except Exception as error:
             if submission is None or not submission.num_taken:  # it could not be decoded, or was sent out of the queue again
                 raise
-            logger.exception("the model failed")
+            logger.exception("request %s: model %s failed", request_id, model.version)
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
         finally:
             self._admission.leave(num_items)
@@ -229,8 +230,16 @@ class Inference:
         if self._admission.is_overloaded:
             raise self._admission.overload()
         if self.canary is None:
-            return await self._explainer.explain(stable, payload)
-        return await self.canary.explain(request_id, self._require_live, lambda live: self._explainer.explain(live, payload))
+            return await self._explain_with(stable, payload, request_id)
+        return await self.canary.explain(request_id, self._require_live, lambda live: self._explain_with(live, payload, request_id))
+
+    async def _explain_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
+        try:
+            return await self._explainer.explain(live, payload)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                logger.error("request %s: model %s: %s", request_id, live.model.version, refusal.message)
+            raise
 
     def status_of(self, part: str) -> dict[str, Any] | None:
         """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""
