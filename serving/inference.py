@@ -18,11 +18,12 @@ from serving.guard.admission import Admission
 from serving.guard.deadlines import Deadlines
 from serving.guard.server_paths import without_server_paths
 from serving.keeping import open_keeper
+from serving.keys import KeyFile
 from serving.live_model import LiveModel
 from serving.metrics.gpu_metrics import open_gpu_metrics
-from serving.metrics.monitoring import Monitoring
+from serving.metrics.monitoring import Monitoring, server_started
 from serving.metrics.process_metrics import ProcessMetrics
-from serving.metrics.sampling import Sampler
+from serving.metrics.sampling import Sampler, Source
 from serving.model import InvalidAnswerError, ServedModel, finite_answers, load_model
 from serving.observing import Observers
 from serving.payload import Payload
@@ -67,7 +68,7 @@ class Inference:
         self._explainer = Explainer(settings.request_timeout_s / 2)
         self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
-        self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
+        self._process = ProcessMetrics(self.monitoring.registry, settings.workers, server_started())
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
 
@@ -88,9 +89,13 @@ class Inference:
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
         gpus = open_gpu_metrics(self.monitoring.registry)
+        sources: list[Source] = [self._process]
         if gpus:
             self.parts["gpu"] = gpus.status
-        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.watching.error("sampling"))
+            sources.append(gpus)
+        if self.settings.keys:
+            sources.append(KeyFile(self.settings.keys, self.monitoring.key_file))
+        self._sampler = Sampler(sources, lambda: self.monitoring.watching.error("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""

@@ -252,8 +252,10 @@ def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSet
         settings.state.chmod(0o700)
 
 
-def test_a_state_in_place_of_a_folder_costs_no_request(make_settings: MakeSettings) -> None:
-    settings = make_settings()
+def test_a_state_in_place_of_a_folder_costs_no_request_and_is_counted_and_named(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings(watch="false")
     settings.state.write_text("a file where a folder should be")
 
     async def main() -> None:
@@ -262,9 +264,17 @@ def test_a_state_in_place_of_a_folder_costs_no_request(make_settings: MakeSettin
         await inference.loaded()
         await asyncio.sleep(0.6)
         assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
+        before = metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')
+        await asyncio.sleep(0.6)
+        assert 0 < before < metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')  # for as long as it lasts
         await inference.stop()
 
     asyncio.run(main())
+    assert [
+        record.message
+        for record in caplog.records
+        if "is not followed" in record.message and str(settings.state / "roll") in record.message
+    ]
 
 
 @pytest.mark.usefixtures("unrehearsed")
