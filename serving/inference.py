@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
@@ -18,11 +19,12 @@ from serving.guard.admission import Admission
 from serving.guard.deadlines import Deadlines
 from serving.guard.server_paths import without_server_paths
 from serving.keeping import open_keeper
+from serving.keys import KeyFile
 from serving.live_model import LiveModel
 from serving.metrics.gpu_metrics import open_gpu_metrics
-from serving.metrics.monitoring import Monitoring
+from serving.metrics.monitoring import Monitoring, server_started
 from serving.metrics.process_metrics import ProcessMetrics
-from serving.metrics.sampling import Sampler
+from serving.metrics.sampling import Sampler, Source
 from serving.model import InvalidAnswerError, ServedModel, finite_answers, load_model
 from serving.observing import Observers
 from serving.payload import Payload
@@ -68,7 +70,7 @@ class Inference:
         self._explainer = Explainer(settings.request_timeout_s / 2)
         self.feedback: Feedback | None = None  # None where nothing is watched
         self.parts: dict[str, Callable[[], dict[str, Any]]] = {"rollout": self.rollout.status}
-        self._process = ProcessMetrics(self.monitoring.registry, settings.workers)
+        self._process = ProcessMetrics(self.monitoring.registry, settings.workers, server_started())
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
 
@@ -92,9 +94,13 @@ class Inference:
             self.feedback = Feedback(self.settings, limits_of(self.settings), self.monitoring.watching, self.rollout.note_wrong)
             self.parts |= {"drift": watcher.drift_status, "feedback": watcher.feedback_status}
         gpus = open_gpu_metrics(self.monitoring.registry)
+        sources: list[Source] = [self._process]
         if gpus:
             self.parts["gpu"] = gpus.status
-        self._sampler = Sampler([self._process, gpus] if gpus else [self._process], lambda: self.monitoring.watching.error("sampling"))
+            sources.append(gpus)
+        if self.settings.keys:
+            sources.append(KeyFile(self.settings.keys, self.monitoring.key_file))
+        self._sampler = Sampler(sources, lambda: self.monitoring.watching.error("sampling"))
 
     async def loaded(self) -> None:
         """Wait until the model is ready or refused."""
@@ -204,12 +210,12 @@ class Inference:
                 self.monitoring.expired()
             raise
         except InvalidAnswerError as error:
-            logger.error("model %s: %s", model.version, error)
+            logger.error("request %s: model %s: %s", request_id, model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         except Exception as error:
             if submission is None or not submission.num_taken:  # it could not be decoded, or was sent out of the queue again
                 raise
-            logger.exception("the model failed")
+            logger.exception("request %s: model %s failed", request_id, model.version)
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
         finally:
             self._admission.leave(num_items)
@@ -234,8 +240,16 @@ class Inference:
         if self._admission.has_more_than_it_can_do():
             raise predictions_first(self._admission.retry_after())
         if self.canary is None:
-            return await self._explainer.explain(stable, payload)
-        return await self.canary.explain(request_id, self._require_live, lambda live: self._explainer.explain(live, payload))
+            return await self._explain_with(stable, payload, request_id)
+        return await self.canary.explain(request_id, self._require_live, lambda live: self._explain_with(live, payload, request_id))
+
+    async def _explain_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
+        try:
+            return await self._explainer.explain(live, payload)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                logger.error("request %s: model %s: %s", request_id, live.model.version, refusal.message)
+            raise
 
     def status_of(self, part: str) -> dict[str, Any] | None:
         """How a part of the service fares, for `/status`; None where it is not there. Called on a thread, at most once a second."""

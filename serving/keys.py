@@ -209,6 +209,29 @@ class KeyRing:
         logger.info("keys: %s", ", ".join(f"{roles[role]} of role {role}" for role in ROLES))
 
 
+class KeyFile:
+    """Looks at the file now and then, whether anybody asks or not, so that it is known for how long it is wrong.
+
+    A ring counts a fault once and looks only where a request comes. `show` is told each time.
+    """
+
+    def __init__(self, path: Path, show: Callable[[bool], None]) -> None:
+        self._path = path
+        self._show = show
+        self._seen: tuple[int, ...] | None = None  # of the file when it was last right
+
+    def sample(self) -> None:
+        """Look once."""
+        seen = _stamp(self._path)
+        if seen is None or seen != self._seen:
+            try:
+                read_keys(self._path)
+                self._seen = seen
+            except KeysError:
+                self._seen = None
+        self._show(self._seen is None)
+
+
 def _stamp(path: Path) -> tuple[int, ...] | None:
     """Changes whenever the file does, also when another takes its place; None where there is none."""
     try:

@@ -6,6 +6,7 @@ comes from its bundle alone; `params.yaml` is never read here. docs/serving.md e
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent  # the project's folder, or `src` 
 Provider = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
 Variant = Literal["auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
 _HOSTS = r"^([A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*)?$"
+# What Kubernetes sets for a Service whose name begins with `slipway`, and people who look for the port.
+_SERVICE_LINK = re.compile(r"SLIPWAY_(HOST|PORT|(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_\w+))")
+_LINK_HINT = (
+    "address and port are `bentoml serve`'s own, --host and --port, or BENTOML_HOST and BENTOML_PORT. "
+    "If nobody set this one, Kubernetes did, for a Service of this name: write enableServiceLinks: false into the pod"
+)
 DEFAULT_BATCH_SIZE = 32  # of max_batch_size "auto": more than the queue usually holds, and quick to warm up
 
 
@@ -106,6 +113,8 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def _unknown(name: str, known: list[str]) -> str:
+    if _SERVICE_LINK.fullmatch(name):
+        return f"{name}: unknown setting; {_LINK_HINT}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"{name}: unknown setting; " + (f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}")
 

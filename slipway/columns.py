@@ -243,7 +243,19 @@ def _typed(value: Any, column: Column) -> float | str:
         except (ValueError, OverflowError):
             pass
     shown = repr(value[:80]) if isinstance(value, str) else str(value)[:80]  # in quotes what is text, and nothing else
+    if isinstance(value, str) and _would_fit(value, column):
+        shown = f"the text {shown}"  # quotes alone are easily overlooked
     raise CellError("type_violation", column.name, f"found {shown}, expected {_expected(column)}")
+
+
+def _would_fit(text: str, column: Column) -> bool:
+    """Whether it is a number, or a boolean, that came as text."""
+    if column.kind == "boolean":
+        return text.strip().lower() in ("true", "false")
+    try:
+        return column.kind == "number" and len(text) <= MAX_TEXT and math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _float(value: int | float) -> float:

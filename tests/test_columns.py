@@ -160,7 +160,7 @@ def test_what_a_column_does_not_take_is_refused_under_a_rule(kind: Kind, value: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "shown"), [("category", 5, "found 5,"), ("number", "5", "found '5',"), ("number", True, "found True,")]
+    ("kind", "value", "shown"), [("category", 5, "found 5,"), ("number", "5", "found the text '5',"), ("number", True, "found True,")]
 )
 def test_only_text_is_shown_in_quotes(kind: Kind, value: Any, shown: str) -> None:
     with pytest.raises(CellError, match=shown):

@@ -52,7 +52,7 @@ def routes(inference: Inference) -> Routes:
         return json_response({"live": True})
 
     async def ready(request: Request) -> Response:
-        inference.require_model()
+        inference.require_ready()
         return json_response({"ready": True})
 
     return {
@@ -107,6 +107,7 @@ class _Protocol:
         return json_response(content | describe(model.bundle.manifest))
 
     async def _ready(self, request: Request, model: ServedModel) -> Response:
+        self._inference.require_ready()
         return json_response({"name": MODEL, "ready": True})
 
     async def _infer(self, request: Request, model: ServedModel) -> Response:

@@ -10,6 +10,7 @@ import atexit
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,7 @@ _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
 _FILL = (0.125, 0.25, 0.5, 0.75, 1.0)
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # BentoML sets it in every worker, before prometheus_client is imported
 _SERVER_DIRECTORY = "_SLIPWAY_SERVER_DIRECTORY"  # from the server process to its workers; not a setting
+_SERVER_STARTED = "_SLIPWAY_SERVER_STARTED"  # likewise
 
 
 AnyTally = TypeVar("AnyTally", bound=Tally)
@@ -78,6 +80,12 @@ class Monitoring:
         self._refused_keys = {reason: self._tally(Count(refused_keys.labels(reason))) for reason in KEY_REFUSALS}
         key_faults = Counter("slipway_key_file_faults", "Times that the file of keys was found wrong.", registry=registry)
         self._key_faults = self._tally(Count(key_faults))
+        self._key_file = Gauge(
+            "slipway_key_file_wrong",
+            "1 while the file of keys cannot be used as it is, else 0.",
+            multiprocess_mode="livemax",
+            registry=registry,
+        )
         self._queue = Gauge("slipway_queue_depth", "Requests decoding, waiting or running.", multiprocess_mode="livesum", registry=registry)
         answers = Counter("slipway_predictions", "Requests that a model answered, by its place in a rollout.", ["slot"], registry=registry)
         self._answers = {slot: self._tally(Count(answers.labels(slot))) for slot in SLOTS}
@@ -131,6 +139,10 @@ class Monitoring:
     def keys_unreadable(self) -> None:
         """Count a file of keys that could not be read, or had wrong lines."""
         self._key_faults.total += 1
+
+    def key_file(self, is_wrong: bool) -> None:
+        """Show whether the file of keys can be used as it is. One thread alone may call it."""
+        self._key_file.set(is_wrong)
 
     def kept(self, outcome: str, num_requests: int) -> None:
         """Count what became of requests that were to be kept; `outcome` is one of OUTCOMES. Any thread may call it."""
@@ -258,7 +270,13 @@ def open_server_directory(parent: Path) -> None:
     shutil.rmtree(own, ignore_errors=True)  # of an earlier process of the same number
     own.mkdir(parents=True)
     os.environ[_SERVER_DIRECTORY] = str(own)
+    os.environ[_SERVER_STARTED] = str(time.time())
     atexit.register(shutil.rmtree, own, ignore_errors=True)
+
+
+def server_started() -> float:
+    """Seconds since 1970 when this worker's server began; of a process without a server, now."""
+    return float(os.environ.get(_SERVER_STARTED, time.time()))
 
 
 def tether_to_server() -> None:

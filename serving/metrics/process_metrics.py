@@ -1,4 +1,4 @@
-"""What the worker's process itself takes: its memory, the memory it may have, and how often one was started.
+"""What the worker's process itself takes: its memory, the memory it may have, how often one was started, and when their server was.
 
 `prometheus_client` has no such figures where several processes answer for each other. A worker that is started again and again, or
 that grows towards its limit, is seen here before it is killed.
@@ -16,9 +16,9 @@ _MACHINE = Path("/proc/meminfo")
 
 
 class ProcessMetrics:
-    """Gauges of one worker, and the count of the server's workers."""
+    """Gauges of one worker, and the count of the server's workers. The server began at `started`, in seconds since 1970."""
 
-    def __init__(self, registry: CollectorRegistry, num_workers: int) -> None:
+    def __init__(self, registry: CollectorRegistry, num_workers: int, started: float) -> None:
         self._memory = Gauge(
             "slipway_memory_bytes", "Resident memory of the workers together.", multiprocess_mode="livesum", registry=registry
         )
@@ -27,6 +27,11 @@ class ProcessMetrics:
         )
         workers = Gauge("slipway_workers", "Workers as configured.", multiprocess_mode="livemostrecent", registry=registry)
         starts = Counter("slipway_worker_starts", "Workers that were started, the first ones included.", registry=registry)
+        # Every count begins anew with a server that is started again: by this alone such starts can be told.
+        start = Gauge(
+            "slipway_start_time_seconds", "When the server began, since 1970.", multiprocess_mode="livemostrecent", registry=registry
+        )
+        start.set(started)
         limit.set(memory_limit_bytes())
         workers.set(num_workers)
         starts.inc()

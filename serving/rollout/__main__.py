@@ -13,7 +13,7 @@ from serving.rollout import commands
 from serving.rollout.reports import read_reports
 from serving.rollout.state import Allowed, Plan, Rollout, RolloutError, name_of, read_rollout
 from serving.rollout.status import describe
-from serving.settings import Settings, read_settings
+from serving.settings import PREFIX, Settings, read_settings
 from slipway.command import run_command
 
 _NICENESS = 10
@@ -28,8 +28,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> None:
+    _warn_where_nobody_follows(settings)
     if options.command == "status":
-        print(json.dumps(describe(read_rollout(settings.state), read_reports(settings.state)), indent=2))
+        print(json.dumps({"state": str(settings.state)} | describe(read_rollout(settings.state), read_reports(settings.state)), indent=2))
         return
     if options.command in _PROPOSING:
         plan = _plan(options) if options.command == "canary" else Plan()
@@ -47,6 +48,18 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
     _finish(settings, proposed, options.wait)
 
 
+def _warn_where_nobody_follows(settings: Settings) -> None:
+    """A command with another SLIPWAY_STATE than the service's does all that is asked, and no caller notices any of it."""
+    if any(report.is_alive for report in read_reports(settings.state)):
+        return
+    named = "" if f"{PREFIX}STATE" in os.environ else f", the default: {PREFIX}STATE is not set"
+    print(
+        f"warning: no worker follows {settings.state}{named}. Nothing that runs is changed by this; "
+        f"if the service runs, give this command the {PREFIX}STATE of the service, on its machine or in its container.",
+        file=sys.stderr,
+    )
+
+
 def _finish(settings: Settings, proposed: Rollout, seconds: float) -> None:
     """Wait, and say what came of it; RolloutError unless it is what was asked for."""
     id_of_candidate = proposed.candidate.id if proposed.candidate else None
@@ -59,7 +72,7 @@ def _finish(settings: Settings, proposed: Rollout, seconds: float) -> None:
     if late:
         slow = "; ".join(f"worker {report.process} serves {report.serving}: {report.problem or 'not yet'}" for report in late)
         raise RolloutError(f"{name_of(rollout.stable)} is not served by every worker after {seconds:g} s: {slow}")
-    print(f"{last.model} {last.what.replace('_', ' ')}: {last.reason}")
+    print(f"{last.model} {last.what.replace('_', ' ')}: {last.reason} (state: {settings.state})")
 
 
 def _allowed(options: argparse.Namespace) -> Allowed:

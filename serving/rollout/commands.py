@@ -15,7 +15,7 @@ from serving.rollout.reports import Report, read_reports
 from serving.rollout.state import Allowed, Candidate, Mode, Model, Plan, Rollout, RolloutError, change_rollout, name_of, read_rollout
 from serving.rollout.store import add_model, commanding, is_tried, note_tried, prune_models, settings_of
 from serving.settings import Settings
-from slipway.bundle import load_bundle
+from slipway.bundle import MANIFEST, load_bundle
 from slipway.errors import SlipwayError
 from slipway.passport import PASSPORT
 
@@ -104,6 +104,8 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
 
 
 def _checked(settings: Settings, bundle: Path, certificate: Path | None, engine: Path | None) -> Model:
+    if not (bundle / MANIFEST).is_file():
+        raise RolloutError(f"{bundle.absolute()}, which was named, is not a bundle: it has no {MANIFEST}. Name the folder that has it.")
     certificate = certificate or bundle.parent / "certificate.json"
     beside = bundle.parent / "engine"
     model = add_model(settings.state, bundle, certificate, engine or (beside if (beside / PASSPORT).exists() else None))

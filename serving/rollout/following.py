@@ -130,7 +130,7 @@ class Follower:
             try:
                 await asyncio.to_thread(self._write, report)
             except OSError as error:
-                logger.error("the rollout does not know that this worker ends: %r", error)
+                logger.error("the rollout in %s does not know that this worker ends: %s", self._state_folder, error)
 
     def note_wrong(self, model_version: str) -> None:
         """Evidence by feedback: an answer of that model was wrong. Any thread may call it.
@@ -170,10 +170,12 @@ class Follower:
                 await self.tick()
                 self._failing = ""
             except Exception as error:  # a full disk, a state that somebody wrote by hand: the model serves on
+                self._served.monitoring.watching.error("rollout")
                 if str(error) != self._failing:
                     self._failing = str(error)
                     is_ours = not isinstance(error, SlipwayError | OSError)
-                    logger.error("the rollout is not followed: %r", error, exc_info=is_ours)
+                    reason = f"{type(error).__name__}: {error}"  # with its path, which the repr of an OSError lacks
+                    logger.error("the rollout in %s is not followed: %s", self._state_folder, reason, exc_info=is_ours)
             await asyncio.sleep(POLL_S)
 
     def _look(self) -> bool:

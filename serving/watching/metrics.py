@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 
 from serving.metrics.tallies import Distribution
 
-PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback", "sampling")  # of slipway_monitoring_errors_total
+# Of slipway_monitoring_errors_total; `rollout` follows the state, whether anything is watched or not.
+PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback", "sampling", "rollout")
 OUTCOMES = ("watched", "thinned", "dropped")  # of a row
 VERDICTS = ("clean", "drifted", "too_small")
 FEEDBACK = ("joined", "unknown_request", "duplicate", "invalid")

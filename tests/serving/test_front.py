@@ -238,6 +238,37 @@ def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings
     run(make_settings(), work)
 
 
+@pytest.mark.parametrize("path", ["/predict", "/explain"])
+def test_the_log_names_the_request_that_the_model_failed(make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert inference._live
+        put_in_place_of(inference._live, fail)
+        answer = await client.post(path, content=picture(), headers=PNG | {"x-request-id": "mine-7"})
+        assert error_of(answer)["code"] == "model_failed"
+
+    run(make_settings(), work)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR" and "request mine-7" in record.message]
+
+
+@pytest.mark.parametrize("path", ["/predict", "/explain"])
+def test_the_log_names_the_request_that_has_an_invalid_answer(
+    certified: Path, make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), "black").save(stream, "PNG")
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        answer = await client.post(path, content=stream.getvalue(), headers=PNG | {"x-request-id": "mine-8"})
+        assert error_of(answer)["code"] == "invalid_answer"
+        refused = await client.post(path, content=b"no picture", headers=PNG | {"x-request-id": "mine-9"})
+        assert refused.status_code == 422
+
+    run(make_settings(), work)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR" and "request mine-8" in record.message]
+    assert "mine-9" not in caplog.text  # what callers do wrong leaves nothing
+
+
 def test_a_fault_of_our_own_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert inference._live

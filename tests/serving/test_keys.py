@@ -1,13 +1,33 @@
 """Keys: the file, the command that makes one, how long one lasts, and how often it may ask."""
 
+import asyncio
 import logging
 import os
 import stat
 from pathlib import Path
 
+import httpx
 import pytest
 
-from serving.keys import LOOK_EVERY_S, MARK, Bucket, Key, KeyRing, KeysError, add_key, digest_of, format_line, main, make_key, read_keys
+from serving.inference import Inference
+from serving.keys import (
+    LOOK_EVERY_S,
+    MARK,
+    Bucket,
+    Key,
+    KeyFile,
+    KeyRing,
+    KeysError,
+    add_key,
+    digest_of,
+    format_line,
+    main,
+    make_key,
+    read_keys,
+)
+from serving.metrics.sampling import Sampler
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import metric, run
 
 DIGEST = digest_of(b"a key").hex()
 
@@ -205,6 +225,50 @@ def test_a_file_that_turns_wrong_leaves_the_keys_of_before_and_is_told_and_count
     path.write_text(format_line(Key("bob", "caller", digest_of(b"bob's"), None)))
     ring.look_again()
     assert (ring.name_of(key), ring.name_of("bob's")) == (None, "bob")
+
+
+@pytest.mark.parametrize("spoil", ["gone", "wrong line", "a folder"])
+def test_a_file_is_shown_as_wrong_for_as_long_as_it_is(path: Path, spoil: str) -> None:
+    add_key(path, "alice", "caller", None)
+    good, shown = path.read_text(), list[bool]()
+    file = KeyFile(path, shown.append)
+    file.sample()
+    path.unlink()
+    if spoil == "wrong line":
+        path.write_text(good + "x\n")
+    elif spoil == "a folder":
+        path.mkdir()
+    for _ in range(3):
+        file.sample()
+    if spoil == "a folder":
+        path.rmdir()
+    path.write_text(good)
+    file.sample()
+    assert shown == [False, True, True, True, False]
+
+
+def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
+    path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sampler.__init__, "__defaults__", (0.02,))
+    add_key(path, "alice", "caller", None)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        async def shown(value: float) -> None:
+            async with asyncio.timeout(10):
+                while metric(inference, "slipway_key_file_wrong") != value:
+                    await asyncio.sleep(0.02)
+
+        await shown(0)
+        good = path.read_text()
+        path.write_text("x\n")
+        await shown(1)
+        await asyncio.sleep(0.2)
+        assert metric(inference, "slipway_key_file_wrong") == 1
+        path.write_text(good)
+        await shown(0)
+
+    run(make_settings(keys=path), work)
 
 
 def test_a_worker_that_starts_without_its_file_lets_nobody_in_until_it_is_there(path: Path, tmp_path: Path) -> None:

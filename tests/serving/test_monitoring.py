@@ -164,3 +164,17 @@ def test_the_series_of_a_worker_stay_within_their_bound_whatever_is_asked(make_s
 
 def test_the_docs_say_how_long_a_count_may_wait() -> None:
     assert f"at most {FLUSH_S:g} s old" in Path("docs/serving.md").read_text()
+
+
+def test_the_docs_name_the_bounds_of_a_predictions_time_and_the_labels_of_the_model(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        text = inference.exposition().decode()
+        bounds = [float(bound) for bound in re.findall(r'slipway_predict_seconds_bucket\{le="([\d.]+)"\}', text)]
+        (row,) = re.findall(r"^\| `slipway_predict_seconds` .+$", page, re.MULTILINE)
+        assert row.endswith(f"bounds {', '.join(f'{bound:g}' for bound in bounds)} |")
+        (labels,) = re.findall(r"^slipway_model_info\{(.+)\} 1.0$", text, re.MULTILINE)
+        (row,) = re.findall(r"^\| `slipway_model_info` \| (.+?) \|", page, re.MULTILINE)
+        assert set(re.findall(r"`(\w+)`", row)) == set(re.findall(r'(\w+)="', labels))
+
+    page = Path("docs/serving.md").read_text()
+    run(make_settings(), work)

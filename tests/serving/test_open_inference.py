@@ -320,6 +320,23 @@ def test_without_a_model_it_is_live_and_not_ready(certified: Path, make_settings
     run(make_settings(), work)
 
 
+def test_while_it_drains_it_is_not_ready_as_readyz_says_and_still_answers(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert inference.model is not None
+        versioned = f"/v2/models/slipway/versions/{inference.model.version}/ready"
+        probes = ("/readyz", "/v2/health/ready", "/v2/models/slipway/ready", versioned)
+        assert [(await client.get(path)).status_code for path in probes] == [200] * 4
+        inference.drain()
+        answers = [await client.get(path) for path in probes]
+        assert [answer.status_code for answer in answers] == [503] * 4
+        assert {error_of(answer)["code"] for answer in answers[1:]} == {"not_ready"}
+        assert "shutting down" in error_of(answers[-1])["error"]
+        for path in ("/v2/health/live", "/v2/models/slipway"):
+            assert (await client.get(path)).status_code == 200
+
+    run(make_settings(), work)
+
+
 def test_an_answer_is_the_one_of_predict(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         image = picture()

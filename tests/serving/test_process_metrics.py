@@ -40,7 +40,7 @@ def test_the_limit_is_the_containers_or_the_machines(tmp_path: Path, file: str |
 
 def test_memory_that_is_taken_is_seen() -> None:
     registry = CollectorRegistry()
-    metrics = ProcessMetrics(registry, num_workers=3)
+    metrics = ProcessMetrics(registry, num_workers=3, started=1e9)
     before = registry.get_sample_value("slipway_memory_bytes") or 0
     size = 64 << 20
     with mmap.mmap(-1, size) as taken:
@@ -48,6 +48,7 @@ def test_memory_that_is_taken_is_seen() -> None:
         metrics.sample()
         assert (registry.get_sample_value("slipway_memory_bytes") or 0) - before == pytest.approx(size, rel=0.5)
     assert registry.get_sample_value("slipway_workers") == 3
+    assert registry.get_sample_value("slipway_start_time_seconds") == 1e9
     assert (registry.get_sample_value("slipway_memory_limit_bytes") or 0) > resident_bytes()
 
 
@@ -109,11 +110,26 @@ def test_a_worker_that_is_started_again_is_counted(certified: Path) -> None:
         wait_for(server, "slipway_ready", 2)
         assert figure(server, "slipway_workers") == 2
         assert figure(server, "slipway_memory_bytes") > 2 * 20e6
+        began = figure(server, "slipway_start_time_seconds")
         os.kill(server.worker(), signal.SIGKILL)
         wait_for(server, "slipway_worker_starts_total", 3)
         wait_for(server, "slipway_ready", 2)
+        assert figure(server, "slipway_start_time_seconds") == began  # its server is the same
         has_gpu = "slipway_gpu_" in httpx.get(server.url + "/metrics").text
         assert has_gpu == Path("/proc/driver/nvidia").exists()  # the twin of the pretended driver in test_gpu_metrics.py
+
+
+@pytest.mark.slow
+def test_a_server_that_is_started_again_has_another_start_though_its_counts_begin_anew(certified: Path) -> None:
+    starts = []
+    for _ in range(2):
+        before = time.time()
+        with running(certified) as server:
+            server.wait()
+            starts.append(figure(server, "slipway_start_time_seconds"))
+            assert before < starts[-1] < time.time()
+            assert figure(server, "slipway_worker_starts_total") == 1
+    assert starts[0] < starts[1]
 
 
 def wait_for(server: Server, name: str, value: float, seconds: float = 30) -> None:

@@ -114,7 +114,7 @@ def test_commands_move_all_workers_and_one_that_died_comes_back_with_the_same_mo
         until(lambda: len(workers(settings)) == 2)
         done = command(certified, "deploy", str(bundle))
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{version} swapped: all 2 workers have loaded and checked it\n"
+        assert done.stdout == f"{version} swapped: all 2 workers have loaded and checked it (state: {settings.state})\n"
         assert set(workers(settings).values()) == {version}
         dead = next(iter(workers(settings)))
         os.kill(dead, signal.SIGKILL)

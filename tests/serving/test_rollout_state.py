@@ -74,25 +74,63 @@ def test_what_is_typed_is_what_is_proposed(
 
     monkeypatch.setattr(commands, "propose", propose)
     main(["deploy", str(bundle), "--allow-metric-loss", "any", "--allow-other-contract"])
-    assert capsys.readouterr().out == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it\n"
+    output, remarks = capsys.readouterr()
+    state = make_settings().state
+    assert output == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it (state: {state})\n"
+    assert f"no worker follows {state}" in remarks
     assert proposed[0]["allowed"] == Allowed(metric_loss=None, other_contract=True)
     typed = ["--steps", "2.5,50", "--hold-seconds", "0", "--hold-requests", "7", "--slow-ms", "20", "--allow-disagreement", "0.2"]
     for arguments, reason in [
         (["canary", str(bundle), *typed], "no worker follows"),
         (["promote"], "there is no candidate"),
-        (["deploy", str(certified / "nothing")], "is not a bundle"),
+        (["deploy", str(certified / "nothing")], f"{certified / 'nothing'}, which was named, is not a bundle"),
     ]:
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 1
-        assert reason in capsys.readouterr().err
+        remarks = capsys.readouterr().err
+        assert reason in remarks
+        assert not re.search("SLIPWAY_BUNDLE at one|dvc repro", remarks)  # it is the order that was wrong
     assert proposed[1]["plan"] == Plan(steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02)
     assert proposed[1]["allowed"].disagreement == 0.2
     with pytest.raises(SystemExit):
         main(["canary", str(bundle), "--steps", "0,50"])
     capsys.readouterr()
     main(["status"])
-    assert json.loads(capsys.readouterr().out)["stable"] == load_bundle(bundle).version
+    output, remarks = capsys.readouterr()
+    status = json.loads(output)
+    assert (status["state"], status["stable"], status["workers"]) == (str(state), load_bundle(bundle).version, [])
+    assert f"no worker follows {state}" in remarks
+
+
+def test_a_command_that_was_not_told_the_state_says_that_it_took_the_default(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("serving.rollout.__main__.read_settings", make_settings)
+    for is_set in (False, True):
+        if is_set:
+            monkeypatch.setenv("SLIPWAY_STATE", str(make_settings().state))
+        else:
+            monkeypatch.delenv("SLIPWAY_STATE", raising=False)
+        main(["reset"])
+        output, remarks = capsys.readouterr()
+        assert f"(state: {make_settings().state})" in output
+        assert ("SLIPWAY_STATE is not set" in remarks) == (not is_set)
+
+
+def test_where_a_worker_follows_there_is_no_warning(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.nice", lambda by: 0)
+    monkeypatch.setattr("serving.rollout.__main__.read_settings", make_settings)
+
+    async def work(client: Any, inference: Inference) -> None:
+        await asyncio.to_thread(main, ["status"])
+
+    run(make_settings(), work)
+    output, remarks = capsys.readouterr()
+    assert (len(json.loads(output)["workers"]), remarks) == (1, "")
 
 
 async def told(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> int:
@@ -252,8 +290,10 @@ def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSet
         settings.state.chmod(0o700)
 
 
-def test_a_state_in_place_of_a_folder_costs_no_request(make_settings: MakeSettings) -> None:
-    settings = make_settings()
+def test_a_state_in_place_of_a_folder_costs_no_request_and_is_counted_and_named(
+    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings(watch="false")
     settings.state.write_text("a file where a folder should be")
 
     async def main() -> None:
@@ -262,9 +302,17 @@ def test_a_state_in_place_of_a_folder_costs_no_request(make_settings: MakeSettin
         await inference.loaded()
         await asyncio.sleep(0.6)
         assert (await inference.predict(Payload("images", (PICTURES[0],)), "one"))["label"]
+        before = metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')
+        await asyncio.sleep(0.6)
+        assert 0 < before < metric(inference, 'slipway_monitoring_errors_total{part="rollout"}')  # for as long as it lasts
         await inference.stop()
 
     asyncio.run(main())
+    assert [
+        record.message
+        for record in caplog.records
+        if "is not followed" in record.message and str(settings.state / "roll") in record.message
+    ]
 
 
 @pytest.mark.usefixtures("unrehearsed")

@@ -94,6 +94,23 @@ def test_a_column_that_is_left_out_is_missing() -> None:
     assert refused({"age": 1}).code == "missing_value"
 
 
+@pytest.mark.parametrize(
+    ("column", "text", "is_told"),
+    [
+        ("age", "38", True),
+        ("age", " 3.5e1 ", True),
+        ("member", "True", True),
+        ("age", "x", False),
+        ("age", "nan", False),
+        ("member", "1", False),
+    ],
+)
+def test_a_number_that_came_as_text_is_called_text(column: str, text: str, is_told: bool) -> None:
+    message = refused(ROW | {column: text}).message
+    assert (f"found the text {text!r}, expected " in message) == is_told
+    assert (f"found {text!r}, expected " in message) == (not is_told)
+
+
 def test_all_bad_cells_are_counted_and_the_first_ones_named() -> None:
     refusal = refused({"rows": [ROW, ROW | {"age": -1, "colour": "mauve"}, ROW | {"extra": 1, "member": 0}, ROW | {"age": "x"}]})
     assert (refusal.code, refusal.field) == ("out_of_range", "rows[1].age")

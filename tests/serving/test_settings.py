@@ -1,7 +1,9 @@
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic.fields import FieldInfo
 
 from serving.settings import ROOT, Settings, SettingsError, read_settings
 
@@ -45,6 +47,21 @@ def test_an_unknown_variable_is_refused_with_the_one_it_was_meant_to_be() -> Non
         read_settings({"SLIPWAY_BUNDEL": "x"})
 
 
+@pytest.mark.parametrize(
+    "name", ["PORT", "HOST", "SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_TCP", "PORT_80_TCP_ADDR", "CPU_SERVICE_HOST"]
+)
+def test_a_port_and_what_kubernetes_sets_are_refused_with_where_the_port_is_said(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"SLIPWAY_{name}: unknown .* --port, .* BENTOML_PORT.* enableServiceLinks: false") as error:
+        read_settings({f"SLIPWAY_{name}": "tcp://10.0.0.1:80"})
+    assert "did you mean" not in str(error.value)
+
+
+def test_a_setting_that_is_nearly_one_of_ours_is_none_of_kubernetes() -> None:
+    for name, meant in {"ADMIN_PORTS": "ADMIN_PORT", "ADMN_PORT": "ADMIN_PORT", "ADMINHOST": "ADMIN_HOST", "WORKER": "WORKERS"}.items():
+        with pytest.raises(SettingsError, match=f"SLIPWAY_{name}: unknown setting; did you mean SLIPWAY_{meant}"):
+            read_settings({f"SLIPWAY_{name}": "1"})
+
+
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(SettingsError) as error:
         read_settings({"SLIPWAY_WORKERS": "0", "SLIPWAY_PROVIDER": "gpu", "SLIPWAY_ZZZ": "1"})
@@ -55,6 +72,31 @@ def test_cores_are_shared_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     assert read_settings({"SLIPWAY_WORKERS": "4"}).threads_per_worker() == 2
     assert read_settings({"SLIPWAY_WORKERS": "4", "SLIPWAY_NUM_THREADS": "3"}).threads_per_worker() == 3
+
+
+def undocumented_bounds(page: str) -> set[str]:
+    """ "setting bound" where the row of a setting in the docs lacks a bound that the setting has."""
+    rows = dict(re.findall(r"^\| `SLIPWAY_(\w+)` \| [^|]+ \| (.+) \|$", page, re.MULTILINE))
+    found = set()
+    for name, field in Settings.model_fields.items():
+        kinds = [field, *get_args(field.annotation)]  # `max_batch_size` is a word or a number
+        marks = [mark for kind in kinds for mark in getattr(kind, "__metadata__", getattr(kind, "metadata", ()))]
+        marks += [mark for info in marks if isinstance(info, FieldInfo) for mark in info.metadata]
+        for bound in (getattr(mark, side) for mark in marks for side in ("ge", "gt", "le") if hasattr(mark, side)):
+            if not re.search(rf"(?<![\d,.]){bound:,}(?!\d|,\d|\.\d)", rows[name.upper()]):
+                found.add(f"{name} {bound}")
+    return found
+
+
+def test_the_docs_name_the_bounds_of_every_setting() -> None:
+    page = DOCS.read_text()
+    assert undocumented_bounds(page) == set()
+    assert undocumented_bounds(page.replace("1 to 4,096", "4,0")) == {
+        "max_items 1",
+        "max_items 4096",
+        "max_batch_size 1",
+        "max_batch_size 4096",
+    }
 
 
 def test_the_docs_name_every_setting_and_no_other() -> None:
