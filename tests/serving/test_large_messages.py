@@ -52,7 +52,7 @@ def noting_threads(monkeypatch: pytest.MonkeyPatch, name: str, gate: threading.E
 
     def note(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name.rpartition("_")[0] or threading.current_thread().name)
-        assert gate is None or gate.wait(20)
+        assert gate is None or gate.wait(10)
         return called(*arguments)
 
     monkeypatch.setattr(v2, name, note)
@@ -226,7 +226,7 @@ class Work:
 def test_what_nobody_waits_for_any_more_is_let_go_while_the_thread_is_busy(gate: threading.Event) -> None:
     async def work() -> None:
         thread = OwnThread("busy", 2)
-        busy = asyncio.create_task(thread.run(lambda: gate.wait(20)))
+        busy = asyncio.create_task(thread.run(lambda: gate.wait(10)))
         late = Work(lambda: 1)
         seen = weakref.ref(late)
         waiting = asyncio.create_task(thread.run(late))
