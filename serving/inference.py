@@ -27,6 +27,7 @@ from serving.metrics.process_metrics import ProcessMetrics
 from serving.metrics.sampling import Sampler, Source
 from serving.model import InvalidAnswerError, ServedModel, finite_answers, load_model
 from serving.observing import Observers
+from serving.own_thread import OwnThread
 from serving.payload import Payload
 from serving.rebuilding import COMMAND, RebuildState, build, first_state
 from serving.responses import RETRY_AFTER, Refusal
@@ -73,6 +74,7 @@ class Inference:
         self._process = ProcessMetrics(self.monitoring.registry, settings.workers, server_started())
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)  # of requests
+        self.translating = OwnThread("slipway-translate", settings.max_queue)  # large messages between another form and `/predict`'s
 
     @property
     def model(self) -> ServedModel | None:
@@ -136,6 +138,7 @@ class Inference:
             await asyncio.to_thread(self.feedback.close)
         if self._sampler:
             await asyncio.to_thread(self._sampler.close)
+        self.translating.close()
         self.monitoring.close()
 
     async def swap(self, model: ServedModel) -> None:

@@ -18,7 +18,9 @@ _EXACT_DIGITS = 18
 # A string, also one that never ends: the possessive repeats keep any text at one pass.
 _TEXT = rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
 _STRING = re.compile(_TEXT, re.DOTALL)
-_BLOCK = re.compile(rb'(?:[^"]{1,128}+|%s){1,1000}+' % _TEXT, re.DOTALL)  # whole strings, and not much between them
+# No search takes long: no other thread has the interpreter meanwhile.
+_BLOCK = re.compile(rb'(?:[^"]{1,128}+|"(?:[^"\\]{1,64}+|\\.){0,16}+"){1,1000}+', re.DOTALL)  # whole strings, and not much between them
+_PART = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,256}+', re.DOTALL)  # of a string
 _ONE_BLOCK = 1 << 20  # bytes; up to here it is not worth it
 _OPENING, _CLOSING = b"[{", b"]}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(_OPENING + _CLOSING))
@@ -47,16 +49,27 @@ def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
 
 
 def _blocks(body: bytes) -> Iterator[bytes | memoryview]:
-    """The body in pieces that cut no string."""
+    """The body in pieces that cut no string; a long one is told by an empty one."""
     if len(body) <= _ONE_BLOCK:
         yield body
         return
     position = 0
     while position < len(body):
         block = _BLOCK.match(body, position)
-        assert block  # it takes at least one byte wherever there is one
-        yield memoryview(body)[position : block.end()]
-        position = block.end()
+        if block:
+            yield memoryview(body)[position : block.end()]
+            position = block.end()
+        else:
+            yield b'""'
+            position = _end_of_string(body, position)
+
+
+def _end_of_string(body: bytes, begin: int) -> int:
+    """Behind the string that begins there, or the end of a body in which it never ends."""
+    end = begin + 1
+    while part := _PART.match(body, end):
+        end = part.end()
+    return end + 1 if body[end : end + 1] == b'"' else len(body)
 
 
 def parse(body: bytes) -> Any:

@@ -62,20 +62,30 @@ def describe_predict(bundle: Bundle | None) -> Operation:
 
 
 async def predict_within_deadline(
-    inference: Inference, request: Request, payload: Awaitable[Payload], encode: Callable[[dict[str, Any]], Response]
+    inference: Inference,
+    request: Request,
+    payload: Awaitable[Payload | Awaitable[Payload]],
+    encode: Callable[[dict[str, Any]], Response | Awaitable[Response]],
 ) -> Response:
-    """What the model says of a request, read and encoded in the form of an endpoint; Refusal when its time is over."""
+    """What the model says of a request, read and encoded in the form of an endpoint; Refusal when its time is over.
+
+    What would hold up the event loop, to make something of a body that is there or to encode an answer, is waited for.
+    """
     code, message = "body_timeout", "the request's body did not arrive within"
     try:
         with inference.deadlines.deadline():
             asked = await payload
-            has_read = perf_counter()
             code, message = "deadline_exceeded", "there was no answer within"
+            if not isinstance(asked, Payload):
+                asked = await asked
+            has_read = perf_counter()
             answer = await inference.predict(asked, request.id)
+            encoding = perf_counter()
+            response = encode(answer)
+            if not isinstance(response, Response):
+                response = await response
     except TimeoutError:
         raise Refusal(code, f"{message} {inference.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
-    encoding = perf_counter()
-    response = encode(answer)
     ended = perf_counter()
     inference.monitoring.predicted(ended - request.started, read_s=has_read - request.started, encode_s=ended - encoding)
     return response

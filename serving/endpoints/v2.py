@@ -3,6 +3,7 @@
 There is one model, `slipway`, in one version at a time: that which `/predict` answers with.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from serving.endpoints.predicting import predict_within_deadline
 from serving.inference import Inference
 from serving.model import ServedModel
-from serving.open_inference.adapting import as_outputs, as_payload, describe
+from serving.open_inference.adapting import as_outputs, as_payload, describe, is_quickly_read, is_quickly_written
 from serving.open_inference.messages import HEAD_LENGTH, InferRequest, parse_request, response
 from serving.payload import Payload
 from serving.reading import read_body
@@ -111,18 +112,36 @@ class _Protocol:
         return json_response({"name": MODEL, "ready": True})
 
     async def _infer(self, request: Request, model: ServedModel) -> Response:
-        settings, manifest = self._inference.settings, model.bundle.manifest
-        asked: list[InferRequest] = []
+        settings, manifest, translating = self._inference.settings, model.bundle.manifest, self._inference.translating
+        asked: list[InferRequest] = []  # without its tensors, which no answer needs
 
-        async def read() -> Payload:
+        async def read() -> Payload | Awaitable[Payload]:
             body = await read_body(request.headers, request.receive, settings.max_body_bytes)
-            asked.append(parse_request(body, _head_length(request)))
-            return as_payload(asked[0], manifest, settings.max_items, settings.max_rows)
+            head_length = _head_length(request)
 
-        def encode(answer: dict[str, Any]) -> Response:
-            return response(MODEL, answer["model_version"], asked[0], as_outputs(answer, asked[0], manifest))
+            def understand() -> Payload:
+                parsed = parse_request(body, head_length)
+                payload = as_payload(parsed, manifest, settings.max_items, settings.max_rows)
+                asked.append(replace(parsed, inputs=[]))
+                return payload
+
+            return understand() if is_quickly_read(len(body), head_length, manifest) else self._or_expired(translating.run(understand))
+
+        def encode(answer: dict[str, Any]) -> Response | Awaitable[Response]:
+            def write() -> Response:
+                return response(MODEL, answer["model_version"], asked[0], as_outputs(answer, asked[0], manifest))
+
+            return write() if is_quickly_written(answer, manifest) else translating.run(write)
 
         return await predict_within_deadline(self._inference, request, read(), encode)
+
+    async def _or_expired(self, reading: Awaitable[Payload]) -> Payload:
+        """What is read, counted if its time is over before."""
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            self._inference.monitoring.expired()
+            raise
 
 
 def _head_length(request: Request) -> int | None:

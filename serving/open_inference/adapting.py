@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from serving.decoding import INLINE_BYTES as INLINE_IMAGE_BYTES
 from serving.open_inference.messages import InferRequest, Wanted
 from serving.open_inference.tensors import BYTES, Tensor, from_base64, mismatch
 from serving.payload import Payload
 from serving.responses import Refusal
+from serving.rows import INLINE_BYTES
 from slipway.bundle import Bundle
 from slipway.columns import Column, ColumnContract
 from slipway.preprocess import ImageContract
@@ -28,6 +30,8 @@ _NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "FP32", "FP64")
 _COLUMN_DATATYPES = {"number": _NUMBERS, "boolean": ("BOOL",), "category": (BYTES,), "date": (BYTES,)}
 _COLUMN_DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": BYTES, "date": BYTES}
 _IMAGE_DIMENSIONS = 4
+_INLINE_VALUES = 1000  # are written in about a millisecond
+_VALUES_BESIDE = 4  # of each item, beside its labels: about what they cost
 
 
 def describe(manifest: Bundle) -> dict[str, Any]:
@@ -48,6 +52,20 @@ def describe(manifest: Bundle) -> dict[str, Any]:
         ]
     strangeness = [{"name": "outlier_score", "datatype": "FP32", "shape": [-1]}, {"name": "is_outlier", "datatype": "BOOL", "shape": [-1]}]
     return {"inputs": inputs, "outputs": [*outputs, *strangeness]}
+
+
+def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -> bool:
+    """Whether the event loop can make a payload of a body between two requests; `head_length` bytes of it are JSON, or all of them.
+
+    Images as bytes are only cut out of it. Of a table each value is looked at.
+    """
+    head = num_bytes if head_length is None else head_length
+    return head <= INLINE_BYTES and num_bytes <= (INLINE_BYTES if manifest.input.kind == "columns" else INLINE_IMAGE_BYTES)
+
+
+def is_quickly_written(answer: dict[str, Any], manifest: Bundle) -> bool:
+    """Whether the event loop can make outputs of an answer of `/predict` between two requests."""
+    return len(answer.get("predictions", "1")) * (len(manifest.output.labels) + _VALUES_BESIDE) <= _INLINE_VALUES
 
 
 def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows: int) -> Payload:
@@ -96,8 +114,11 @@ def _tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Tensor]:
     count = len(answers)
     found = []
     if labels:
-        probabilities = np.array([[answer["probabilities"][label] for label in labels] for answer in answers], np.float32)
-        inside = np.array([[label in answer["prediction_set"] for label in labels] for answer in answers], bool)
+        probabilities, inside = np.empty((count, len(labels)), np.float32), np.empty((count, len(labels)), bool)
+        for row, answer in enumerate(answers):
+            probabilities[row] = [answer["probabilities"][label] for label in labels]
+            likely = frozenset(answer["prediction_set"])  # the list may have all of a thousand labels
+            inside[row] = [label in likely for label in labels]
         chosen = np.empty(count, object)
         chosen[:] = [answer["label"].encode() for answer in answers]
         found += [Tensor("label", BYTES, (count,), chosen)]
@@ -156,7 +177,8 @@ def _rows(inputs: list[Tensor], contract: ColumnContract, max_rows: int) -> byte
             raise Refusal("unknown_column", message, field=tensor.name[:80])
         for row, value in zip(rows, _cells(tensor, column, count), strict=True):
             row[tensor.name] = value
-    return json.dumps({"rows": rows}, allow_nan=False, ensure_ascii=False).encode()
+    # Row by row: while the encoder is at work, no other thread is.
+    return f'{{"rows": [{", ".join(json.dumps(row, allow_nan=False, ensure_ascii=False) for row in rows)}]}}'.encode()
 
 
 def _cells(tensor: Tensor, column: Column, count: int) -> list[Any]:

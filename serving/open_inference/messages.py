@@ -1,10 +1,11 @@
 """Requests and answers of `infer`: a JSON head, and behind it the tensors that are sent as bytes."""
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from serving.open_inference.tensors import DATATYPES, Tensor, from_bytes, from_json, mismatch, to_bytes, to_json
+from serving.open_inference.tensors import BYTES, DATATYPES, Tensor, from_bytes, from_json, mismatch, to_bytes, to_json
 from serving.responses import Refusal, Response
 from serving.strict_json import may_exceed, parse
 
@@ -13,6 +14,8 @@ MAX_VALUES = 1 << 19  # in JSON; a larger tensor is sent as bytes
 MAX_TENSORS = 4096
 _MAX_DEPTH = 12  # {"inputs": [{"data": ...}]} is 4, and data may be nested by its shape
 _MAX_DIMENSIONS = 8
+_PIECE = 4096  # values, a few milliseconds
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _REQUEST_KEYS = {"id", "parameters", "inputs", "outputs"}
 _TENSOR_KEYS = {"name", "shape", "datatype", "parameters", "data"}
 
@@ -68,16 +71,19 @@ def response(model: str, version: str, request: InferRequest, outputs: list[tupl
         if is_binary:
             tail.append(to_bytes(tensor))
             entry["parameters"] = {"binary_data_size": len(tail[-1])}
-        else:
-            entry["data"] = to_json(tensor)
-        described.append(entry)
-    content = {"model_name": model, "model_version": version, "id": request.id, "outputs": described}
-    if request.id is None:
-        del content["id"]
-    head = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        text = _encode(entry)
+        described.append(text if is_binary else f'{text[:-1]},"data":{_list(to_json(tensor))}}}')
+    content = {"model_name": model, "model_version": version} | ({} if request.id is None else {"id": request.id})
+    head = f'{_encode(content)[:-1]},"outputs":[{",".join(described)}]}}'.encode()
     if not tail:
         return Response(200, head)
     return Response(200, b"".join([head, *tail]), "application/octet-stream", ((HEAD_LENGTH, str(len(head))),))
+
+
+def _list(values: list[Any]) -> str:
+    """A list in JSON, made piece by piece: while the encoder is at work, no other thread is."""
+    pieces = (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
+    return f"[{','.join(_encode(piece)[1:-1] for piece in pieces)}]"
 
 
 def _tensor(content: Any, rest: memoryview, field: str) -> tuple[Tensor, memoryview]:
@@ -94,13 +100,21 @@ def _tensor(content: Any, rest: memoryview, field: str) -> tuple[Tensor, memoryv
     if size is None:
         if "data" not in described:
             raise mismatch("there is neither data nor parameters.binary_data_size", field)
+        _require_possible(shape, MAX_VALUES, f"{field}.shape")
         return from_json(name, datatype, tuple(shape), described["data"], field), rest
     if "data" in described:
         raise mismatch("there are both data and parameters.binary_data_size, expected one of them", field)
     if not _is_count(size) or size > len(rest):
         message = f"{size!r:.80} was found, {len(rest)} bytes are left behind the JSON"
         raise mismatch(message, f"{field}.parameters.binary_data_size")
+    _require_possible(shape, MAX_VALUES if datatype == BYTES else max(MAX_VALUES, size), f"{field}.shape")
     return from_bytes(name, datatype, tuple(shape), rest[:size], field), rest[size:]
+
+
+def _require_possible(shape: list[int], most: int, field: str) -> None:
+    """Refusal for a shape of more than `most` values, also where another size is 0: numpy multiplies the others all the same."""
+    if math.prod(max(1, size) for size in shape) > most:
+        raise mismatch(f"{shape!r:.80} was found, a request of this size has at most {most} values", field)
 
 
 def _wanted(content: Any, is_binary: bool) -> list[Wanted] | None:
@@ -108,19 +122,24 @@ def _wanted(content: Any, is_binary: bool) -> list[Wanted] | None:
         return None
     if not isinstance(content, list):
         raise mismatch("a list of outputs was expected", "outputs")
-    wanted = []
+    wanted: list[Wanted] = []
+    names = set()  # each once, in whatever form: an answer is never larger than all that there is to say
     for position, each in enumerate(content):
         field = f"outputs[{position}]"
         described = _object(each, field, {"name", "parameters"})
-        if not isinstance(described.get("name"), str):
+        name = described.get("name")
+        if not isinstance(name, str):
             raise mismatch("a name was expected, as text", f"{field}.name")
+        if name in names:
+            raise mismatch(f"the output {name[:80]!r} is asked for again, expected each once", f"{field}.name")
+        names.add(name)
         parameters = _parameters(described, f"{field}.parameters")
         classes, binary = parameters.get("classification", 0), parameters.get("binary_data", is_binary)
         if not _is_count(classes):
             raise mismatch(f"{classes!r:.80} was found, expected a number of classes", f"{field}.parameters.classification")
         if not isinstance(binary, bool):
             raise mismatch(f"{binary!r:.80} was found, expected true or false", f"{field}.parameters.binary_data")
-        wanted.append(Wanted(described["name"], binary, classes))
+        wanted.append(Wanted(name, binary, classes))
     return wanted
 
 

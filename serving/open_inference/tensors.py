@@ -56,16 +56,16 @@ def from_bytes(name: str, datatype: str, shape: tuple[int, ...], payload: memory
     """A tensor whose elements follow each other in C order; Refusal if they are more or fewer than its shape says."""
     count = math.prod(shape)
     if datatype == BYTES:
-        values = np.empty(count, object)
         elements = list(_elements(payload, count, field))
         if len(elements) != count:
             raise mismatch(f"{len(elements)} elements were found, its shape {list(shape)} says {count}", field)
+        values = np.empty(count, object)  # never before it is known to be right: a shape costs its caller nothing
         values[:] = elements
         return Tensor(name, datatype, shape, values.reshape(shape))
     expected = count * NUMPY[datatype].itemsize
     if len(payload) != expected:
         raise mismatch(f"{len(payload)} bytes were found, {datatype} of shape {list(shape)} has {expected}", field)
-    if datatype == "BOOL" and any(byte > 1 for byte in bytes(payload)):
+    if datatype == "BOOL" and (np.frombuffer(payload, np.uint8) > 1).any():
         raise mismatch("a byte of BOOL is neither 0 nor 1", field)
     return Tensor(name, datatype, shape, np.frombuffer(payload, NUMPY[datatype]).reshape(shape))
 

@@ -82,6 +82,17 @@ def test_a_row_leaves_nothing(body: bytes, certified_table: Path, make_settings:
     assert left_behind(Inference(make_settings(watch=False)), body, JSON)[1] == []
 
 
+PIXELS = b'{"inputs": [{"name": "image", "shape": [1, 64, 64, 3], "datatype": "%s", "data": [%s]}]}'
+SEVENS = b",".join([b"7"] * (64 * 64 * 3))
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(b"200", PIXELS % (b"UINT8", SEVENS)), (b"422", PIXELS % (b"BOOL", SEVENS)), (b"400", b"[" * 9999)]
+)
+def test_what_is_read_on_a_thread_of_its_own_leaves_nothing(status: bytes, body: bytes, make_settings: MakeSettings) -> None:
+    assert left_behind(Inference(make_settings(watch=False)), body, JSON, b"/v2/models/slipway/infer") == (status, [])
+
+
 def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:
     def fail(batch: Any) -> Any:
         raise RuntimeError("planted")

@@ -1,6 +1,7 @@
 """The Open Inference Protocol: NVIDIA's own client against the real service, and what the protocol refuses."""
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
 from serving.inference import Inference
+from serving.open_inference.messages import MAX_VALUES
 from serving.responses import ERRORS
 from tests.serving.bundles import (
     CLASS_FIELDS,
@@ -211,6 +213,17 @@ def test_a_json_request_is_answered_in_json_with_its_id(make_settings: MakeSetti
             "outputs[0].parameters.classification",
         ),
         ({"inputs": [pixels_in_json()["inputs"][0]] * 2}, "tensor_mismatch", "image"),
+        (pixels_in_json() | {"outputs": [{"name": "probabilities"}] * 20_000}, "tensor_mismatch", "outputs[1].name"),
+        (
+            pixels_in_json() | {"outputs": [{"name": name} for name in ("label", "probabilities", "label")]},
+            "tensor_mismatch",
+            "outputs[2].name",
+        ),
+        (
+            pixels_in_json() | {"outputs": [{"name": "probabilities", "parameters": {"classification": most}} for most in range(3)]},
+            "tensor_mismatch",
+            "outputs[1].name",
+        ),
     ],
 )
 def test_a_wrong_tensor_is_refused_by_its_field(make_settings: MakeSettings, body: dict[str, Any], code: str, field: str) -> None:
@@ -266,6 +279,42 @@ def test_elements_that_do_not_fit_their_tensor_are_refused(make_settings: MakeSe
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         error = error_of(await client.post(INFER, content=text + tail, headers={HEAD_LENGTH: str(len(text))}))
         assert (error["code"], error["field"]) == ("tensor_mismatch", "inputs[0]")
+
+    run(make_settings(), work)
+
+
+HUGE = 1 << 39
+
+
+@pytest.mark.parametrize(
+    "shape", [[(1 << 40) - 1], [HUGE, HUGE], [0, HUGE, HUGE, HUGE], [HUGE, 0], [HUGE] * 8, [MAX_VALUES, 2], [MAX_VALUES + 1]]
+)
+def test_a_shape_beyond_what_its_request_can_hold_is_refused_by_its_field(make_settings: MakeSettings, shape: list[int]) -> None:
+    told: list[dict[str, Any]] = [{"parameters": {"binary_data_size": 0}}, {"data": []}]
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for datatype, values in itertools.product(("BYTES", "UINT8", "FP64", "BOOL"), told):
+            text = json.dumps({"inputs": [{"name": "image", "shape": shape, "datatype": datatype} | values]})
+            error = error_of(await client.post(INFER, content=text, headers={HEAD_LENGTH: str(len(text))}))
+            assert (error["code"], error["field"]) == ("tensor_mismatch", "inputs[0].shape")
+
+    run(make_settings(), work)
+
+
+def test_a_tensor_as_bytes_has_as_many_values_as_its_bytes(make_settings: MakeSettings) -> None:
+    """The neighbour of what is refused: more than JSON may have."""
+    tail = bytes(512 * 512 * 3)
+    assert len(tail) > MAX_VALUES
+    described = {"name": "image", "shape": [1, 512, 512, 3], "datatype": "UINT8", "parameters": {"binary_data_size": len(tail)}}
+    text = json.dumps({"inputs": [described]}).encode()
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        assert (await client.post(INFER, content=text + tail, headers={HEAD_LENGTH: str(len(text))})).status_code == 200
+        empty = text.replace(b"[1, ", b"[0, ").replace(str(len(tail)).encode(), b"0")
+        error = error_of(await client.post(INFER, content=empty, headers={HEAD_LENGTH: str(len(empty))}))
+        assert (error["code"], error["field"]) == ("tensor_mismatch", "inputs[0].shape")
+        none = empty.replace(b"512, 512", b"2, 2")
+        assert error_of(await client.post(INFER, content=none, headers={HEAD_LENGTH: str(len(none))}))["code"] == "no_rows"
 
     run(make_settings(), work)
 

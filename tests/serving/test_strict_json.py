@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.responses import Refusal
-from serving.strict_json import MAX_DEPTH, MAX_DIGITS, may_exceed, parse
+from serving.strict_json import MAX_DEPTH, MAX_DIGITS, _blocks, may_exceed, parse
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(10**17), 10**17), st.floats(allow_nan=False, allow_infinity=False), st.text())
 ROWS = st.dictionaries(st.text(), SCALARS, max_size=5)
@@ -146,6 +146,13 @@ def test_a_long_text_costs_no_second_copy_of_itself(content: bytes) -> None:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 1_000_000 < len(body)
+
+
+@pytest.mark.parametrize("unit", [b"x", b"\\n", b"a\\n", b"\\u1234", b'","', b"x" * 900 + b'", "', b"x" * 9000 + b'",  "'])
+def test_no_piece_of_a_long_text_is_long(unit: bytes) -> None:
+    """While one is looked at no other thread has the interpreter."""
+    body = b'["' + unit * (4_000_000 // len(unit)) + b'"]'
+    assert max(map(len, _blocks(body))) < 1_500_000
 
 
 def test_integers_of_any_length_are_numbers_and_stay_exact_where_a_double_is() -> None:
