@@ -236,15 +236,6 @@ def test_a_caller_that_asks_for_one_answer_only_reads_why_its_large_body_is_refu
             assert refused.value.status == ERRORS[code]
 
 
-def test_a_caller_that_ends_its_side_after_its_picture_gets_the_prediction(server: Server) -> None:
-    with connect(server) as connection:
-        connection.sendall(PREDICT % (len(picture()), picture()))
-        connection.shutdown(socket.SHUT_WR)
-        received = rest_of(connection)
-    assert received.startswith(b"HTTP/1.1 200 ")
-    assert b'"label":' in received
-
-
 def test_no_http_behind_a_picture_is_refused_after_the_prediction(server: Server) -> None:
     received = answers(server, PREDICT % (len(picture()), picture()) + b"GARBAGE\r\n\r\n")
     assert re.findall(rb"HTTP/1\.1 (\d+) ", received) == [b"200", b"400"]

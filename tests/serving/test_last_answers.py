@@ -53,12 +53,13 @@ class Listening:
     async def answers(self, sent: bytes, *, ends: bool = False) -> bytes:
         """All that comes; ConnectionResetError where the connection was reset."""
         reader, writer = await self.connect()
-        writer.write(sent)
-        if ends:
-            writer.write_eof()
-        received = await reader.read()
-        writer.close()
-        return received
+        try:
+            writer.write(sent)
+            if ends:
+                writer.write_eof()
+            return await reader.read()
+        finally:
+            writer.close()
 
     async def until_nobody_is_there(self) -> None:
         while self.state.connections or self.state.tasks:
@@ -83,10 +84,12 @@ async def listening(make_settings: MakeSettings, pause_s: float = PAUSE_S, **var
         return Connection(inference, front, config=config, server_state=state, app_state={})
 
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
-    yield Listening(inference, front, state, server.sockets[0].getsockname()[1])
-    server.close()
-    for left in list(state.connections):
-        left.transport.abort()
+    try:
+        yield Listening(inference, front, state, server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for left in list(state.connections):
+            left.transport.abort()
 
 
 def statuses(received: bytes) -> list[int]:
