@@ -46,8 +46,6 @@ class Front:
             await self._behind(scope, receive, send)
         elif scope["type"] == "http":
             await self._serve(scope, receive, send)
-        elif (await receive())["type"] == "websocket.connect":
-            await send({"type": "websocket.close", "code": 1000})
 
     def answers(self, path: str) -> bool:
         """Whether `respond` answers here. What else is known is for BentoML, which needs a scope."""

@@ -46,10 +46,18 @@ def connections_to(inference: Inference, front: Front) -> Any:
     return functools.partial(Connection, inference, front)
 
 
+class _Refused(RequestResponseCycle):
+    """What was no request has its place behind the requests before it on its connection."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        # Not uvicorn's, which asks for a scope.
+        self.refusal = refusal
+
+
 class Connection(HttpToolsProtocol):
     """One connection of a caller."""
 
-    _lingering: ClassVar[set["Connection"]] = set()  # refused, of this process
+    _lingering: ClassVar[set["Connection"]] = set()  # ended from our side, of this process
     flow: Flow
 
     def __init__(self, inference: Inference, front: Front, **arguments: Any) -> None:
@@ -57,6 +65,7 @@ class Connection(HttpToolsProtocol):
         self._inference = inference
         self._front = front
         self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
+        self._is_deaf = False  # what comes is read, so that the kernel resets nothing, and forgotten
         self._timeout_s = inference.settings.request_timeout_s
         self._look_s = min(self._timeout_s, self.timeout_keep_alive)
         self._deadline: float | None = None  # the event loop's seconds; None while nothing is waited for
@@ -90,29 +99,50 @@ class Connection(HttpToolsProtocol):
         self._lingering.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        for waiting, _ in self.pipeline:
-            if isinstance(waiting, Exchange):
-                waiting.let_go()
-        self.pipeline.clear()
+        self._forget_waiting()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's says nothing, which ends the connection
+        """The caller sends no more, but may still read: True while its last request, which is whole, waits for its answer.
+
+        The connection ends with that one: while others wait behind it nothing is read, not even this.
+        """
+        cycle = self.cycle
+        if self._is_deaf or cycle is None or cycle.response_complete or not self._is_in_head:
+            return False
+        cycle.keep_alive = False
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Parse, with an eye on callers that never go on, and on headers, chunk sizes and trailers that never end."""
-        if self in self._lingering:
-            return  # it was refused; read, so that the kernel resets nothing, and forgotten
+        if self._is_deaf:
+            return
         self._went_on = self._head_has_ended = False
         self._new_bytes = len(data)
         self._head_bytes += self._new_bytes
-        super().data_received(data)
+        self._parse(data)
         self._pending_bytes = 0 if self._went_on else self._pending_bytes + self._new_bytes
         if self._went_on and self._is_in_head:  # a whole request, as nearly always
             return
-        if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and self not in self._lingering:
+        if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and not self._is_deaf:
             self._refuse(_headers_too_large())
         elif self._head_has_ended and not self._is_in_head:
             self._wait_for_body()
         elif self._pending_bytes == len(data) and self._is_in_head and (self.cycle is None or self.cycle.response_complete):
             self._wait(self._timeout_s)  # for the rest of a head that has begun
+
+    def _parse(self, data: "bytes | memoryview") -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:  # not spoken here: what follows is HTTP as before (RFC 9110, section 7.8)
+                data = memoryview(data)[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self._refuse(self._fault or Refusal("malformed_request", "these bytes are no HTTP/1.1 request"))
+                return
+            else:
+                return
 
     def on_message_begin(self) -> None:
         """A request begins. uvicorn would make a scope of it, which most never need."""
@@ -142,8 +172,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head, self._head_has_ended = False, True
         path, query = _path_and_query(self.url)
         # What writes the log of accesses is behind uvicorn's `send`.
-        if asks_for_upgrade or self._logs_requests or not self._front.answers(path):
-            self._begin_by_asgi()
+        if self._logs_requests or not self._front.answers(path):
+            self._begin_by_asgi(is_1_0=version == "1.0")
         else:
             self._begin(path, query, headers, is_1_0=version == "1.0")
         if self.cycle is not None and self._inference.is_draining:
@@ -151,7 +181,8 @@ class Connection(HttpToolsProtocol):
 
     def _begin(self, path: str, query: bytes, headers: Headers, *, is_1_0: bool) -> None:
         keep_alive = not is_1_0 and self.parser.should_keep_alive()
-        exchange = Exchange(self, keep_alive=keep_alive, expects_100_continue=b"expect" in headers)  # the only expectation that passes
+        expects_100_continue = b"expect" in headers and not is_1_0  # the only expectation that passes; HTTP/1.0 does not know of it
+        exchange = Exchange(self, keep_alive=keep_alive, expects_100_continue=expects_100_continue)
         method = self.parser.get_method().decode("ascii")
         exchange.request = Request(request_id_of(headers), method, path, query, headers, exchange.receive, perf_counter())  # type: ignore[arg-type]  # uvicorn's messages are ASGI's
         before, self.cycle = self.cycle, exchange
@@ -161,18 +192,27 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
 
-    def _begin_by_asgi(self) -> None:
+    def _begin_by_asgi(self, *, is_1_0: bool) -> None:
         url, headers = self.url, self.headers
         super().on_message_begin()
         self.url = url
         for name, value in headers:
             super().on_header(name, value)
+        if is_1_0:
+            self.expect_100_continue = False
         super().on_headers_complete()
+
+    def _should_upgrade(self) -> bool:
+        """Never."""
+        return False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
         """Also for a request that had to wait for those before it on its connection."""
         if not isinstance(cycle, Exchange):
-            super()._start_asgi_task(cycle, app)
+            if isinstance(cycle, _Refused):
+                self._refuse(cycle.refusal)
+            else:
+                super()._start_asgi_task(cycle, app)
             return
         cycle.task = self.loop.create_task(self._answer(cycle))
         self.tasks.add(cycle.task)
@@ -212,10 +252,6 @@ class Connection(HttpToolsProtocol):
     def _exact_head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
-    def send_400_response(self, msg: str) -> None:
-        """What the parser did not take, in the one shape of every error."""
-        self._refuse(self._fault or Refusal("malformed_request", "these bytes are no HTTP/1.1 request"))
-
     def on_response_complete(self) -> None:
         """Go on with the next request that has come, or wait for one; with our timer instead of one for each request."""
         self.server_state.total_requests += 1
@@ -231,6 +267,14 @@ class Connection(HttpToolsProtocol):
                 self._wait_for_body()
         elif self._is_in_head:  # else its body is still waited for
             self._wait(self._timeout_s if self._pending_bytes else self.timeout_keep_alive)
+
+    def end(self, exchange: Exchange) -> None:
+        """With the answer to it, which has just been written."""
+        self.server_state.total_requests += 1
+        if exchange.more_body or self.flow.read_paused:  # there is more that the caller has sent, or sends
+            self._close_when_read()
+        else:
+            self._close()
 
     def shutdown(self) -> None:
         """End with the answer that is under way, or at once where there is none."""
@@ -268,14 +312,24 @@ class Connection(HttpToolsProtocol):
             message = f"the headers did not arrive within {self._timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"
             self._refuse(Refusal("header_timeout", message))
         else:  # silence, or a body that the front has given up
-            self.transport.close()
-            self.flow.require_reading()
+            self._close()
 
     def _stop_parsing(self, refusal: Refusal) -> NoReturn:
         self._fault = refusal
-        raise ValueError(refusal.message)  # out of the parser, which then calls send_400_response
+        raise ValueError(refusal.message)  # out of the parser
 
     def _refuse(self, refusal: Refusal) -> None:
+        """What was received last, in the one shape of every error, and end the connection; behind the answers that are still to come."""
+        before = self.cycle is not None and not self.cycle.response_complete
+        if not self._is_in_head:  # it was in the body of the last request, which is to be answered by this
+            before = bool(self.pipeline)
+            if before:
+                _let_go(self.pipeline.popleft())
+        if before:
+            self._is_deaf = True
+            self.flow.pause_reading()
+            self.pipeline.appendleft((_Refused(refusal), self.app))
+            return
         request_id = new_request_id()
         response = error_response(refusal, request_id)
         self._inference.monitoring.refused(refusal.code)
@@ -291,11 +345,11 @@ class Connection(HttpToolsProtocol):
         that it has not read yet (RFC 9112, section 9.6). So only our side of it ends now.
         """
         self._deadline = None
-        answers_wait = bool(self.pipeline)  # to requests that were sent before: they cannot be written any more
-        if self.transport.is_closing() or answers_wait or len(self._lingering) >= MOST_LINGERING:
-            self.transport.close()
-            self.flow.require_reading()
+        self._forget_waiting()
+        if self.transport.is_closing() or len(self._lingering) >= MOST_LINGERING:
+            self._close()
             return
+        self._is_deaf = True
         self._lingering.add(self)
         self.connections.discard(self)  # it holds no place of those that are served
         if self.cycle is not None and not self.cycle.response_complete:  # its answer comes too late, too
@@ -305,7 +359,21 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        self._timer = self.loop.call_later(LINGER_S, self._close)
+
+    def _close(self) -> None:
+        """Once the caller has taken what is left for it, in which it may not pause for long."""
+        self.transport.close()
+        self.flow.require_reading()
+
+    def _forget_waiting(self) -> None:
+        while self.pipeline:
+            _let_go(self.pipeline.pop())
+
+
+def _let_go(waiting: "tuple[RequestResponseCycle, ASGI3Application]") -> None:
+    if isinstance(waiting[0], Exchange):
+        waiting[0].let_go()
 
 
 @functools.lru_cache(64)  # callers repeat themselves; bounded, since they choose it

@@ -15,7 +15,8 @@ from serving.routes import Request
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    from serving.guard.connections import Connection
 
 
 class Exchange(RequestResponseCycle):
@@ -28,11 +29,11 @@ class Exchange(RequestResponseCycle):
     _event: asyncio.Event | None = None
     disconnected = response_started = response_complete = False
 
-    def __init__(self, connection: "HttpToolsProtocol", *, keep_alive: bool, expects_100_continue: bool) -> None:
+    def __init__(self, connection: "Connection", *, keep_alive: bool, expects_100_continue: bool) -> None:
         # Not uvicorn's, which asks for a scope.
         self.transport, self.flow = connection.transport, connection.flow
         self.default_headers = connection.server_state.default_headers
-        self.on_response = connection.on_response_complete
+        self.connection = connection
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = expects_100_continue
         self.body = bytearray()
@@ -77,11 +78,12 @@ class Exchange(RequestResponseCycle):
         # Only the last request of a connection is told that its caller is gone.
         if self.disconnected or self.response_complete or self.transport.is_closing():
             return
-        self.response_started = self.response_complete = True
         self.transport.write(b"".join(self._pieces(response)))
-        if not self.keep_alive:
-            self.transport.close()
-        self.on_response()
+        self.response_started = self.response_complete = True
+        if self.keep_alive:
+            self.connection.on_response_complete()
+        else:
+            self.connection.end(self)
 
     def _pieces(self, response: Response) -> list[Any]:
         made_of, default_lines = self._default_lines
@@ -108,9 +110,4 @@ class Exchange(RequestResponseCycle):
 
     def let_go(self) -> None:
         """It is over. What is held here holds the exchange: memory that only Python's search for such rings would find."""
-        del self.request
-        self.on_response = _nothing
-
-
-def _nothing() -> None:
-    """The answer has ended before."""
+        del self.request, self.connection

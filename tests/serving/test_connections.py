@@ -7,6 +7,8 @@ import signal
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -217,6 +219,42 @@ def test_a_refused_caller_that_never_goes_is_cut(server: Server) -> None:
     with full(server), connect(server) as late:
         assert error_in(rest_of(late))["code"] == "too_many_connections"
         assert LINGER_S / 2 < seconds_until_reset(late) < 10 * LINGER_S
+
+
+LARGE = bytes(40 << 20)
+PREDICT = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: %d\r\n\r\n%s"
+
+
+@pytest.mark.parametrize(("path", "code"), [("/predict", "body_too_large"), ("/nope", "not_found")])
+def test_a_caller_that_asks_for_one_answer_only_reads_why_its_large_body_is_refused(server: Server, path: str, code: str) -> None:
+    """urllib sends `Connection: close` with every request, and the whole body before it reads."""
+    for _ in range(5):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(server.url + path, LARGE, PNG))
+        with refused.value:
+            assert json.load(refused.value)["error"]["code"] == code
+            assert refused.value.status == ERRORS[code]
+
+
+def test_no_http_behind_a_picture_is_refused_after_the_prediction(server: Server) -> None:
+    received = answers(server, PREDICT % (len(picture()), picture()) + b"GARBAGE\r\n\r\n")
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", received) == [b"200", b"400"]
+    prediction, status, refusal = received.partition(b"HTTP/1.1 400 ")
+    assert b'"label":' in prediction
+    assert error_in(status + refusal)["code"] == "malformed_request"
+
+
+def test_a_websocket_is_not_opened_and_its_request_is_answered_as_any_other(server: Server) -> None:
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
+    refused, ready = (httpx.get(server.url + path, headers=upgrade) for path in ("/predict", "/readyz"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert refused.headers["x-request-id"] == refused.json()["error"]["request_id"]
+    assert ready.status_code == 200
 
 
 def test_a_caller_that_reads_none_of_its_answers_is_cut(server: Server) -> None:

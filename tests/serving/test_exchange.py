@@ -51,6 +51,9 @@ class Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.is_closed
 
+    def write_eof(self) -> None:
+        pass
+
     def abort(self) -> None:
         self.is_aborted = True
 
@@ -81,11 +84,17 @@ def exchange_of(
 ) -> tuple[Exchange, list[str]]:
     """Ours."""
     ended: list[str] = []
+
+    def end(exchange: Exchange) -> None:
+        transport.close()
+        ended.append("ended")
+
     connection: Any = SimpleNamespace(
         transport=transport,
         flow=FlowControl(transport),
         server_state=SimpleNamespace(default_headers=DEFAULT),
         on_response_complete=lambda: ended.append("ended"),
+        end=end,
     )
     exchange = Exchange(connection, keep_alive=keep_alive, expects_100_continue=expects)
     receive: Any = exchange.receive
@@ -154,6 +163,7 @@ def test_a_header_that_would_end_before_its_end_is_never_written(header: tuple[s
         with pytest.raises(RuntimeError, match="no header can be"):
             exchange.answer(Response(200, b"{}", headers=(header,)))
         assert not transport.written
+        assert not exchange.response_complete  # so its connection ends
 
     asyncio.run(work())
 
