@@ -142,7 +142,7 @@ class MicroBatcher(Generic[Row]):
                 submission.answer.set_exception(reason())
 
     async def close(self) -> None:
-        """Finish what waits, then end the thread."""
+        """Finish what waits, then end the thread, which has nothing to do then."""
         if self._working is not None:
             await self._working
         self._thread.shutdown()

@@ -65,8 +65,8 @@ class ImageDecoder:
         return lambda: self._pixels(images[0], "image")[np.newaxis]
 
     def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown()
+        """End the threads. What is left to them nobody waits for, and it may take seconds: neither does the event loop."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _pixels(self, image: bytes, name: str) -> NDArray[np.uint8]:
         try:

@@ -7,6 +7,7 @@ an operator sees the reason and not a crash loop.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
 from time import perf_counter
@@ -268,8 +269,13 @@ class Inference:
         return self._live
 
     def _shed(self, num_kept: int) -> None:
-        if self._live:
-            self._live.batcher.shed(num_kept, self._admission.overload)
+        """Each queue keeps a part like that which waits there."""
+        lives = (self._live, self.canary.live if self.canary else None)
+        waiting = [(live.batcher, live.batcher.num_waiting) for live in lives if live]
+        num_waiting = sum(number for _, number in waiting)
+        for batcher, number in waiting:
+            if number:
+                batcher.shed(math.ceil(num_kept * number / num_waiting), self._admission.overload)
 
     def _on_batch(self, num_rows: int, fill: float, seconds: float) -> None:
         self._admission.ran(num_rows, seconds)
@@ -297,14 +303,19 @@ class Inference:
             logger.info("an engine for this machine is built %s", self.rebuild.reason)
             self._rebuilding = asyncio.create_task(self._rebuild())
 
+    def _require_stable(self, settings: Settings) -> None:
+        """EngineError if these are no longer the settings of the stable model."""
+        if settings != self.rollout.stable_settings:
+            raise EngineError("another model was rolled out meanwhile; its engine is built at the next start")
+
     async def _rebuild(self) -> None:
         """Build an engine, load it as any model is loaded, and swap it in; whatever goes wrong, the model before serves on."""
         try:
             settings = self.rollout.stable_settings
             await build(settings, self._rebuild_command)
-            if settings != self.rollout.stable_settings:
-                raise EngineError("another model was rolled out meanwhile; its engine is built at the next start")
+            self._require_stable(settings)
             model = await asyncio.to_thread(load_model, settings)
+            self._require_stable(settings)  # a promotion while it was loaded must not be undone
             if model.selection.actual.backend != "tensorrt":
                 raise EngineError("; ".join(model.selection.passed_over))
             await self.swap(model)

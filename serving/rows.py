@@ -39,8 +39,8 @@ class RowDecoder:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, payload)
 
     def close(self) -> None:
-        """End the thread."""
-        self._threads.shutdown()
+        """End the thread. What is left to it nobody waits for, and it may take seconds: neither does the event loop."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, payload: bytes) -> Decoded:
         self._require_few_values(payload)

@@ -1,10 +1,12 @@
 """`GET /rollout`: what is rolled out. `POST /rollout`: what `python -m serving.rollout` does, as JSON, for operators."""
 
 import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
+from pydantic_core import PydanticCustomError
 
 from serving.inference import Inference
 from serving.reading import read_json
@@ -16,7 +18,7 @@ from serving.schemas import ANYTHING
 from serving.settings import ROOT
 from serving.strict_json import may_exceed, parse
 from slipway.contract import Contract
-from slipway.errors import SlipwayError
+from slipway.errors import LockedError, SlipwayError
 
 _MAX_BYTES = 64 << 10
 _MAX_VALUES = 200
@@ -36,13 +38,22 @@ _OPERATION = Operation(
 )
 
 
+def _without_nul(path: Path) -> Path:
+    if "\0" in str(path):
+        raise PydanticCustomError("path", "no path holds a NUL character")
+    return path
+
+
+ServerPath = Annotated[Path, AfterValidator(_without_nul)]
+
+
 class Proposal(Contract):
     """A model to deploy, shadow or try. Paths are the server's own; a relative one starts at the folder that holds `serving/`."""
 
     command: Mode
-    bundle: Path
-    certificate: Path | None = None
-    engine: Path | None = None
+    bundle: ServerPath
+    certificate: ServerPath | None = None
+    engine: ServerPath | None = None
     allowed: Allowed = Allowed()
     plan: Plan = Plan()
 
@@ -53,15 +64,32 @@ class Order(Contract):
     command: Literal["promote", "rollback", "reset"]
 
 
+class _Orders:
+    """Carries out one order at a time on a thread of its own, as it may take minutes: asyncio's few threads are everybody's."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-rollout")
+        self._last: Future[None] | None = None
+
+    async def carry_out(self, wanted: Proposal | Order) -> None:
+        """SlipwayError or OSError with the reason if it is refused; LockedError at once while another one is carried out."""
+        if self._last is not None and not self._last.done():
+            raise LockedError("this worker is carrying out another order; GET says what came of it. Wait for it, then try again.")
+        self._last = self._thread.submit(_order, self._inference, wanted)
+        await asyncio.wrap_future(self._last)
+
+
 def routes(inference: Inference) -> Routes:
     """`/rollout`."""
+    orders = _Orders(inference)
 
     async def rollout(request: Request) -> Response:
         if request.method in READING:
             return json_response(await asyncio.to_thread(inference.rollout.status))
         wanted = _wanted(await read_json(request.headers, request.receive, _MAX_BYTES, _ACCEPTED))
         try:
-            await asyncio.to_thread(_order, inference, wanted)
+            await orders.carry_out(wanted)
         except (SlipwayError, OSError) as error:
             raise Refusal("rollout_refused", str(error)) from None
         # Workers prepare now; GET says when they are done.

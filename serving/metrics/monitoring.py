@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from serving.keeping import OUTCOMES
+from serving.metrics.claimed_files import claim_metric_files
 from serving.metrics.dead_workers import WorkersCollector, settled
 from serving.metrics.tallies import Count, Distribution, Level, Tally
 from serving.metrics.traffic import traffic
@@ -55,6 +56,7 @@ class Monitoring:
 
     def __init__(self) -> None:
         _enter_server_directory()
+        claim_metric_files()
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("slipway_requests", "Answered requests.", ["route", "code"], registry=registry)
         self._tallies: list[Tally] = []

@@ -4,6 +4,7 @@ They work on SLIPWAY_STATE alone, without a network: they check and copy a model
 Where none runs, `deploy` and the ways back take effect at the next start.
 """
 
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,7 @@ def _adopted(settings: Settings, alive: list[Report]) -> Model | None:
 def _candidate(rollout: Rollout, mode: Mode, model: Model | None, **fields: object) -> Candidate:
     """A new candidate, whose id no other ever had."""
     content = {"replaces": None, "allowed": Allowed(), "plan": Plan(), "phase": "preparing", "since": time.time()} | fields
+    content["salt"] = secrets.token_hex(16)
     return Candidate.model_validate({"id": rollout.revision + 1, "mode": mode, "model": model} | content)
 
 

@@ -19,8 +19,9 @@ from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.deciding import decide
 from serving.rollout.evidence import Evidence
+from serving.rollout.first_uses import FirstUses
 from serving.rollout.low_priority import at_low_priority
-from serving.rollout.reports import Phase, Report, forget_reports, process_started, read_reports, write_report
+from serving.rollout.reports import Phase, Report, first_uses_path, forget_reports, process_started, read_reports, write_report
 from serving.rollout.shadowing import Shadow
 from serving.rollout.state import EMPTY, FILE, OUTCOMES, Candidate, Model, Rollout, change_rollout, name_of, read_rollout
 from serving.rollout.status import describe
@@ -64,6 +65,7 @@ class _Trial:
         self.disagreement = 1.0
         self.live: LiveModel | None = None
         self.shadow: Shadow | None = None
+        self.first_uses: FirstUses | None = None  # of a canary
         self.evidence = Evidence()
 
 
@@ -267,6 +269,9 @@ class Follower:
             trial.disagreement = candidate.allowed.disagreement or (
                 explained_disagreement(model.bundle.manifest, stable.bundle.manifest) if stable else 1.0
             )
+            if candidate.mode == "canary":
+                path = first_uses_path(self._state_folder, candidate.id)
+                trial.first_uses = await asyncio.to_thread(FirstUses, path, candidate.salt)
             trial.live = self._served.make_live(model, "candidate")
         except SlipwayError as error:
             trial.phase, trial.reason = "refused", str(error)
@@ -293,11 +298,12 @@ class Follower:
             return
         if trial.shadow is None and self._settings.shadow_share:
             count = self._served.monitoring.shadowed
-            trial.shadow = Shadow(trial.live, self._settings.shadow_share, candidate.allowed.difference, trial.evidence, count)
+            share, difference = self._settings.shadow_share, candidate.allowed.difference
+            trial.shadow = Shadow(trial.live, share, candidate.salt, difference, trial.evidence, count)
             self._served.observers.add(trial.shadow)
-        if candidate.mode == "canary":
+        if trial.first_uses:
             if self._served.canary is None:
-                self._served.canary = Canary(trial.live, trial.evidence)
+                self._served.canary = Canary(trial.live, trial.evidence, candidate.salt, trial.first_uses)
             self._served.canary.share, self._served.canary.slow_s = candidate.share, candidate.slow_s
             self._served.monitoring.candidate_share(candidate.share)
 

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from serving.rollout.evidence import Counts, total
+from serving.rollout.first_uses import SUFFIX
 from slipway import files
 from slipway.contract import Contract
 
@@ -57,6 +58,11 @@ def own_report_path(state: Path) -> Path:
     return state / FOLDER / f"{os.getpid()}-{process_started(os.getpid())}.json"
 
 
+def first_uses_path(state: Path, candidate: int) -> Path:
+    """Where the workers note which ids a canary has met."""
+    return state / FOLDER / f"{candidate}{SUFFIX}"
+
+
 def write_report(state: Path, report: Report) -> None:
     """Put this process' report in the place of its last one."""
     files.write_json(own_report_path(state), report.model_dump(mode="json"))
@@ -74,7 +80,10 @@ def read_reports(state: Path) -> list[Report]:
 
 
 def forget_reports(state: Path, candidate: int | None) -> None:
-    """Remove what ended workers left, unless it is of this candidate."""
+    """Remove what ended workers and former candidates left, unless it is of this candidate."""
     for report in read_reports(state):
         if not report.is_alive and (candidate is None or report.candidate != candidate):
             (state / FOLDER / f"{report.process}-{report.started}.json").unlink(missing_ok=True)
+    for path in (state / FOLDER).glob(f"*{SUFFIX}"):
+        if path.stem != str(candidate):
+            path.unlink(missing_ok=True)

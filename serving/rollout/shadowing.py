@@ -36,11 +36,15 @@ Count = Callable[[str], None]
 
 
 class Shadow:
-    """An observer that asks `live` about a share of what `stable_version` answered. `difference` makes two values equal."""
+    """An observer that asks `live` about a share of what the stable model answered. `difference` makes two values equal.
 
-    def __init__(self, live: LiveModel, share: float, difference: float | None, evidence: Evidence, count: Count) -> None:
+    Which requests are of the share is drawn with a salt that no caller knows.
+    """
+
+    def __init__(self, live: LiveModel, share: float, salt: str, difference: float | None, evidence: Evidence, count: Count) -> None:
         self._live = live
         self._share = share
+        self._salt = f"shadow:{salt}"
         self._difference = difference
         self._evidence = evidence
         self._count = count
@@ -57,7 +61,7 @@ class Shadow:
             return
         for one in answered:
             request_id = id_of(one)
-            if not request_id.startswith(REPLAYED) and is_chosen(request_id, self._share, f"shadow:{model.version}"):
+            if not request_id.startswith(REPLAYED) and is_chosen(request_id, self._share, self._salt):
                 try:
                     self._waiting.put_nowait(Answered._make(one))
                 except queue.Full:

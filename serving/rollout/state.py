@@ -79,6 +79,7 @@ class Candidate(Contract):
     step_since: float = 0.0  # seconds since 1970
     requests_before: int = 0  # that the candidate had answered when the step began
     slow_s: float | None = None  # the bound that is judged by
+    salt: str = ""  # a secret that requests are drawn with: who knows it chooses the model by the request's id
 
     @property
     def share(self) -> float:

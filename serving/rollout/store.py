@@ -4,6 +4,7 @@ The service loads copies alone, so that a `dvc repro` that rewrites artifacts/ p
 Only bytes whose digest was checked are in a copy, and a copy never changes.
 """
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator, Set
@@ -19,6 +20,8 @@ from slipway.errors import BundleError, LockedError, SlipwayError
 from slipway.passport import PASSPORT
 
 BUNDLE, CERTIFICATE, ENGINE, TRIED = "bundle", "certificate.json", "engine", "tried"
+_LOCK = "command.lock"
+_PRUNING_S = 1.0  # longer than it takes
 _threads = threading.Lock()  # the lock of files keeps out other processes only
 
 
@@ -89,7 +92,7 @@ def prune_unless_commanding(state: Path) -> None:
     if not _threads.acquire(blocking=False):
         return
     try:
-        with files.lock(state / "command.lock", "a rollout command"):
+        with files.lock(state / _LOCK, "a rollout command"):
             prune_models(state, read_rollout(state).models)
     except LockedError:
         return
@@ -99,7 +102,12 @@ def prune_unless_commanding(state: Path) -> None:
 
 @contextmanager
 def commanding(state: Path) -> Iterator[None]:
-    """One command at a time; LockedError at once if another process has the turn, threads of this one wait."""
-    files.make_private_directory(state)  # the command may come before the service's first start
-    with _threads, files.lock(state / "command.lock", "a rollout command"):
-        yield
+    """One command at a time; LockedError if another one has the turn, in this process or in another: it may take minutes."""
+    if not _threads.acquire(timeout=_PRUNING_S):
+        raise LockedError(f"a rollout command is already running as process {os.getpid()} (lock file {state / _LOCK}). Wait for it.")
+    try:
+        files.make_private_directory(state)  # the command may come before the service's first start
+        with files.lock(state / _LOCK, "a rollout command"):
+            yield
+    finally:
+        _threads.release()

@@ -143,6 +143,13 @@ async def serves(inference: Inference, version: str) -> None:
     await settle(inference, lambda: read_rollout(inference.settings.state).candidate is None)
 
 
+def salt_of(settings: Settings) -> str:
+    """What the requests of the candidate are drawn with."""
+    candidate = read_rollout(settings.state).candidate
+    assert candidate
+    return candidate.salt
+
+
 def last_event(inference: Inference) -> tuple[str, str]:
     event = read_rollout(inference.settings.state).events[-1]
     return event.what, event.reason

@@ -19,8 +19,9 @@ import pytest
 
 from serving.front import Front
 from serving.inference import Inference
-from serving.model import load_model
+from serving.model import ServedModel, load_model
 from serving.payload import Payload
+from serving.rollout.following import Follower
 from serving.settings import Settings
 from slipway import compilation, files
 from slipway.bundle import LoadedBundle, load_bundle
@@ -343,6 +344,34 @@ def test_the_container_compiles_without_params_or_data(elsewhere: Path, monkeypa
     assert done.returncode == 1
     assert "error: no engine can be built here" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stable = [settings]
+    monkeypatch.setattr(Follower, "stable_settings", property(lambda self: stable[-1]))
+
+    async def build(settings: Settings, command: object) -> None:
+        build_here(elsewhere, monkeypatch)
+
+    def load(settings: Settings) -> ServedModel:
+        stable.append(settings.model_copy(update={"bundle": elsewhere / "promoted"}))
+        return load_model(settings)
+
+    async def main() -> None:
+        inference = Inference(settings)
+        promoted = load_model(settings)
+        await inference.swap(promoted)
+        monkeypatch.setattr("serving.inference.build", build)
+        monkeypatch.setattr("serving.inference.load_model", load)
+        await inference._rebuild()
+        assert inference.model is promoted
+        assert inference.rebuild.status == "failed"
+        assert "another model was rolled out meanwhile" in inference.rebuild.reason
+        await inference.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(certified: Path, make_settings: MakeSettings) -> None:

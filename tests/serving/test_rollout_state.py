@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from serving.rollout import commands
 from serving.rollout.__main__ import main
 from serving.rollout.rehearsal import rehearse
 from serving.rollout.state import Allowed, Model, Plan, RolloutError, change_rollout, read_rollout
-from serving.rollout.store import settings_of
+from serving.rollout.store import commanding, settings_of
 from slipway.bundle import load_bundle
+from slipway.errors import LockedError
 from tests.serving.bundles import LABELS
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric
@@ -335,6 +338,47 @@ def test_operators_can_ask_over_http(certified: Path, make_settings: MakeSetting
     run(settings, work)
 
 
+@pytest.mark.usefixtures("unrehearsed")
+def test_orders_that_have_to_wait_are_refused_and_hold_up_nothing_else(
+    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings()
+    bundle = write_candidate(certified / "new", scaled_classifier(2))
+    release = threading.Event()
+    monkeypatch.setattr(commands, "rehearse", lambda settings: release.wait(20))
+    json_type = {"content-type": "application/json"}
+
+    async def work(client: Any, inference: Inference) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        orders = [{"command": "deploy", "bundle": str(bundle)}, *[{"command": "reset"}] * 5]
+        asked = [asyncio.create_task(client.post("/rollout", json=order, headers=json_type)) for order in orders]
+        done, _ = await asyncio.wait(asked[1:], timeout=5)
+        try:
+            assert [error_of(task.result())["code"] for task in done] == ["rollout_refused"] * 5
+            async with asyncio.timeout(5):
+                for path in ("/rollout", "/metrics", "/status"):
+                    assert (await client.get(path)).status_code == 200
+                await inference.rollout.tick()
+        finally:
+            release.set()
+        assert (await asked[0]).status_code == 202
+        assert (await client.post("/rollout", json={"command": "rollback"}, headers=json_type)).status_code in (202, 409)  # it is its turn
+
+    run(settings, work)
+
+
+def test_a_command_is_refused_where_another_one_runs_in_the_same_process(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    with (
+        ThreadPoolExecutor(1) as thread,
+        commanding(settings.state),
+        pytest.raises(LockedError, match="a rollout command is already running"),
+    ):
+        thread.submit(commands.reset, settings).result(5)
+    commands.reset(settings)
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -343,6 +387,9 @@ def test_operators_can_ask_over_http(certified: Path, make_settings: MakeSetting
         ({"command": "dance"}, "command"),
         ({"command": "deploy"}, "bundle"),
         ({"command": "deploy", "bundle": "x", "bundel": "y"}, "bundel"),
+        ({"command": "deploy", "bundle": "a\0b"}, "bundle"),
+        ({"command": "canary", "bundle": "x", "certificate": "a\0b"}, "certificate"),
+        ({"command": "shadow", "bundle": "x", "engine": "a\0b"}, "engine"),
         ({"command": "canary", "bundle": "x", "plan": {"steps": [2.0]}}, "plan.steps.0"),
         ({"command": "promote", "bundle": "x"}, "bundle"),
         ({"command": "deploy", "bundle": "x", "plan": {"steps": [0.1] * 300}}, None),
