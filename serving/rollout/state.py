@@ -179,7 +179,8 @@ def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollou
         if after == before:
             return before
         after = after.changed(revision=before.revision + 1)
-        files.write_json(folder / FILE, after.model_dump(mode="json"))
+        text = files.canonical_json(after.model_dump(mode="json"))
+        files.write_text(folder / FILE, text, files.PRIVATE)  # it has the secret that requests are drawn with
         return after
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from serving.inference import Inference
+from serving.rollout.state import FILE, change_rollout
 from serving.rollout.store import commanding
 from serving.watching.proposals import write_proposal
 from serving.watching.store import Limits, Part, Prediction, Store
@@ -90,3 +91,8 @@ def test_a_proposal_is_private(tmp_path: Path) -> None:
     judgement = {"features": [], "estimate": {"valid": False, "reason": "there are no labels"}}
     path = write_proposal(tmp_path, None, "model/fp32", 0.0, 1.0, 100, judgement)
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+
+
+def test_the_rollout_which_holds_the_secret_of_its_draws_is_private(tmp_path: Path) -> None:
+    change_rollout(tmp_path, lambda rollout: rollout.with_event("refused", "0" * 12, "why"))
+    assert mode(tmp_path / FILE) == 0o600

@@ -155,6 +155,23 @@ def test_a_shadow_answers_copies_and_agreement_is_counted(certified: Path, make_
 
 
 @pytest.mark.usefixtures("unrehearsed")
+def test_which_requests_a_shadow_gets_copies_of_is_drawn_with_the_rollouts_secret(certified: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings(shadow_share=0.5)
+    ids = [f"asked-{number}" for number in range(40)]
+
+    async def work(client: Any, inference: Inference) -> None:
+        await propose(inference, "shadow", write_candidate(certified / "shadow", scaled_classifier(2)))
+        await settle(inference, lambda: inference.rollout.is_shadowing)
+        for one in ids:
+            assert (await client.post("/predict", content=PICTURES[0], headers={"x-request-id": one})).status_code == 200
+            chosen = sum(is_chosen(each, 0.5, f"shadow:{salt_of(settings)}") for each in ids[: ids.index(one) + 1])
+            await settle(inference, lambda chosen=chosen: metric(inference, 'slipway_shadow_total{outcome="agrees"}') == chosen)  # type: ignore[misc]  # a default binds it
+        assert 0 < chosen < len(ids)
+
+    run(settings, work)
+
+
+@pytest.mark.usefixtures("unrehearsed")
 def test_a_shadow_of_a_table_encodes_rows_its_own_way(certified_table: Path, make_settings: MakeSettings) -> None:
     """Its columns are standardised otherwise, as those of a model that saw other rows are."""
     settings = make_settings(shadow_share=1.0)
