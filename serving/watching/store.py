@@ -135,6 +135,7 @@ class Store:
         self._limits = limits
         self._database = Database(state)
         self._worker = secrets.token_hex(8)
+        self._judgements: dict[tuple[int, float], dict[str, Any]] = {}  # by number and end of a window: a new database counts anew
 
     def close(self) -> None:
         """End the connection."""
@@ -188,15 +189,25 @@ class Store:
         return in_vain
 
     def history(self, model: str) -> list[dict[str, Any]]:
-        """The last windows of a model that were closed, the newest first: their judgement, and whether a proposal was written."""
+        """The last windows of a model that were closed, the newest first: their judgement, and whether a proposal was written.
+
+        Later calls give the same judgements: they are not to be changed.
+        """
         with self._database.transaction() as connection:
             rows = connection.execute(
-                "SELECT opened, closed, num_rows, drifted, judgement, proposal = 2 FROM windows WHERE model = ? AND closed IS NOT NULL "
+                "SELECT id, opened, closed, num_rows, drifted, proposal = 2 FROM windows WHERE model = ? AND closed IS NOT NULL "
                 "ORDER BY closed DESC, id DESC LIMIT ?",
                 (model, _HISTORY),
             ).fetchall()
-        names = ("opened", "closed", "rows", "drifted", "judgement", "has_proposal")
-        return [dict(zip(names, row, strict=True)) | {"judgement": json.loads(row[4])} for row in rows]
+            # Asked for every few seconds, and long: each is parsed once.
+            self._judgements = {
+                key: self._judgements[key]
+                if key in self._judgements
+                else json.loads(connection.execute("SELECT judgement FROM windows WHERE id = ?", key[:1]).fetchone()[0])
+                for key in ((row[0], row[2]) for row in rows)
+            }
+        names = ("opened", "closed", "rows", "drifted", "has_proposal")
+        return [dict(zip(names, row[1:], strict=True)) | {"judgement": self._judgements[row[0], row[2]]} for row in rows]
 
     def open_rows(self, model: str) -> tuple[float, int] | None:
         """Since when the open window of a model takes rows, and how many it has."""
