@@ -1,7 +1,7 @@
 """What does watching cost? Requests a second, and processor time of the event loop, without watching and with it, in short turns.
 
 `python -m bench.watching_overhead [smallest|small|large]...` asks a service of a bundle with a reference for drift over 32 connections
-on this machine, and writes one table for each bundle (bench/results/watching_overhead_smallest.md, and so on). The smallest graph there
+on this machine, and writes one table for each bundle (bench/results/watching_overhead_small.md, and so on). The smallest graph there
 is makes a request cost little beside the watching; small and large are those of bench/serving_speed.py. The service switches its watching
 itself (bench/watching_service.py), so that both see the same process and the same second of the machine: two services that are asked one
 after the other, some seconds each, differ here by a third. What the watching's own thread takes is the same in all turns, and told apart.
@@ -35,7 +35,7 @@ from tests.serving.watched import pictures, watched_bundle, with_reference
 
 NUM_REFERENCE, LARGEST_BATCH = 512, 32
 SETTLE_S = 5.0  # in which the share of requests that the watching takes in whole finds its place
-ALWAYS_S = 20.0  # for what the thread takes
+ALWAYS_S = 24.0  # for what the thread takes
 IN_TURNS = "1001"  # a machine that gets slower favours neither
 
 
@@ -72,7 +72,7 @@ def watched(write: Callable[[Path], LoadedBundle], image: bytes) -> Callable[[Pa
 CASES = {
     "smallest": Case("A linear graph, PNGs of 8 px", watched_bundle, lambda: pictures(1, 1)[0], "image/png", 0.05, 1600),
     "small": Case("A small CNN, PNGs of 28 px", watched(write_small, digit()), digit, "image/png", 0.05, 1600),
-    "large": Case("resnet18, JPEGs of 224 px", watched(write_large, photograph()), photograph, "image/jpeg", 3.0, 60),
+    "large": Case("resnet18, JPEGs of 224 px", watched(write_large, photograph()), photograph, "image/jpeg", 2.0, 72),
 }
 
 
@@ -85,9 +85,10 @@ def turns_of(case: Case, folder: Path, order: str, seconds: float) -> tuple[list
         measure(asked, NUM_CONNECTIONS, SETTLE_S + seconds)
         rows = looked_at(server.url)
     turns = [Turn(*one) for one in json.loads((folder / "turns.json").read_text())]
-    asked_in = [turn for turn in turns if turn.answered]
-    settled = math.ceil((WARM_UP_S + SETTLE_S) / case.turn_seconds / len(IN_TURNS)) * len(IN_TURNS)
-    return asked_in[settled : len(asked_in) - len(IN_TURNS)], rows
+    asked_in = [place for place, turn in enumerate(turns) if turn.answered]
+    begin = asked_in[0] + math.ceil((WARM_UP_S + SETTLE_S) / case.turn_seconds)
+    whole = len(IN_TURNS)  # from the beginning of an order, and before the last turn, which ended with the questions
+    return turns[-(-begin // whole) * whole : asked_in[-1] // whole * whole], rows
 
 
 def looked_at(url: str) -> str:
@@ -96,8 +97,19 @@ def looked_at(url: str) -> str:
     return ", ".join(f"{float(line.split()[-1]):,.0f} {line.split(chr(34))[1]}" for line in lines)
 
 
+def values_of(turns: list[Turn], value: Callable[[float, float, float], float]) -> dict[bool, list[float]]:
+    """For each four turns in their order, of those with the watching and of those without: a value of answers, seconds, processor time."""
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for begin in range(0, len(turns), len(IN_TURNS)):
+        for is_watched, values in found.items():
+            own = [turn for turn in turns[begin : begin + len(IN_TURNS)] if turn.is_watched == is_watched]
+            sums = (sum(getattr(turn, name) for turn in own) for name in ("answered", "seconds", "loop_seconds"))
+            values.append(value(*sums))
+    return found
+
+
 def compared(what: str, values: dict[bool, list[float]]) -> str:
-    """A line of the table: medians, and the median of the ratios of neighbouring turns with its 95 % interval, by order statistics."""
+    """A line of the table: medians, and the median of the ratios of neighbours with its 95 % interval, by order statistics."""
     ratios = sorted(on / off for on, off in zip(values[True], values[False], strict=True))
     around, reach = len(ratios) / 2, 0.98 * math.sqrt(len(ratios))
     low, high = ratios[max(0, math.floor(around - reach))], ratios[min(len(ratios) - 1, math.ceil(around + reach))]
@@ -111,17 +123,14 @@ def run_case(case: Case) -> str:
         case.write(folder)
         always, rows = turns_of(case, folder, "1", ALWAYS_S)
         in_turns, _ = turns_of(case, folder, IN_TURNS, case.turn_seconds * case.num_turns)
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    costs: dict[bool, list[float]] = {True: [], False: []}
-    for turn in in_turns[: len(in_turns) // len(IN_TURNS) * len(IN_TURNS)]:
-        rates[turn.is_watched].append(turn.answered / turn.seconds)
-        costs[turn.is_watched].append(turn.loop_seconds / turn.answered * 1e6)
+    rates = values_of(in_turns, lambda answered, seconds, loop_seconds: answered / seconds)
+    costs = values_of(in_turns, lambda answered, seconds, loop_seconds: loop_seconds / max(answered, 1) * 1e6)
     thread, seconds, answered = (sum(getattr(one, name) for one in always) for name in ("watching_seconds", "seconds", "answered"))
     lines = [
         f"# Overhead of watching\n\n{case.title}",
         "\n".join(
             [
-                "| | watching off | watching on | ratio of neighbouring turns, median (95 % interval) |",
+                "| | watching off | watching on | ratio of neighbours, median (95 % interval) |",
                 "|---|---|---|---|",
                 compared("requests/s", rates),
                 compared("µs of the event loop's thread for each request", costs),
@@ -129,8 +138,8 @@ def run_case(case: Case) -> str:
         ),
         f"The watching's own thread takes {thread / seconds:.2%} of one core beside both, {thread / answered * 1e6:.2f} µs for each "
         f"request. Rows while it was on all the time: {rows}.",
-        f"{NUM_CONNECTIONS} connections, the client on the same cores, n = {len(rates[True])} pairs of turns of {case.turn_seconds:g} s, "
-        f"one worker. {conditions(*PACKAGES)}",
+        f"{NUM_CONNECTIONS} connections, the client on the same cores, n = {len(rates[True])} times four turns of {case.turn_seconds:g} s, "
+        f"two of each, one worker. {conditions(*PACKAGES)}",
     ]
     return "\n\n".join(lines) + "\n"
 
