@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def test_promtool_takes_rules_and_configurations() -> None:
 @pytest.mark.slow
 @needs_promtool
 def test_each_alert_fires_and_resolves_as_its_tests_say() -> None:
-    done = promtool("test", "rules", *RULE_TESTS)
-    assert done.returncode == 0, done.stdout + done.stderr
+    with ThreadPoolExecutor() as threads:
+        for done in threads.map(lambda path: promtool("test", "rules", path), RULE_TESTS):
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_promtool
