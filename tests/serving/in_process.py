@@ -44,6 +44,13 @@ def run(settings: Settings, work: Work) -> None:
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+async def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for it; AssertionError where it takes longer."""
+    async with asyncio.timeout(seconds):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
 def error_of(response: httpx.Response) -> dict[str, Any]:
     """The error, after checking that the answer has the one shape."""
     content = response.json()

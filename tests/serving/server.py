@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,14 @@ class Server:
                 pass
             time.sleep(0.02)
         raise AssertionError(f"no {status} from {path} in {seconds} s:\n{self.log.read_text()}")
+
+
+def until(is_so: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait for it; AssertionError where it takes longer."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, f"it is not so after {seconds} s"
+        time.sleep(0.05)
 
 
 def free_port() -> int:

@@ -21,7 +21,7 @@ from serving.guard.connections import LINGER_S, MAX_HEADER_BYTES, MOST_LINGERING
 from serving.responses import ERRORS
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.ready_service import ready_service
-from tests.serving.server import Server, running
+from tests.serving.server import Server, running, until
 
 pytestmark = pytest.mark.slow
 TIMEOUT_S = 0.5
@@ -180,8 +180,7 @@ def test_one_connection_too_many_is_refused_and_those_before_it_are_not(server: 
     assert rest_of(crowd[0]).startswith(b"HTTP/1.1 200")
     for connection in [*crowd, late]:
         connection.close()
-    time.sleep(0.1)
-    assert httpx.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
+    until(lambda: httpx.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200)
 
 
 @contextmanager
@@ -192,6 +191,7 @@ def full(server: Server) -> Iterator[None]:
             crowd.enter_context(connect(server))
         time.sleep(0.1)
         yield
+    until(lambda: httpx.get(server.url + "/readyz").status_code == 200)  # it has seen that they are gone
 
 
 def seconds_until_reset(connection: socket.socket) -> float:
@@ -294,14 +294,11 @@ def test_a_caller_that_sends_without_end_fills_no_memory(server: Server) -> None
 def test_refused_callers_that_stay_are_not_counted_but_few_stay(server: Server) -> None:
     descriptors = Path(f"/proc/{server.worker()}/fd")
     before = len(list(descriptors.iterdir()))
-    with ExitStack() as refused:
-        with full(server):
-            for _ in range(2 * MOST_LINGERING):
-                refused.enter_context(connect(server))
-            time.sleep(0.2)
-            during = len(list(descriptors.iterdir()))
-        time.sleep(0.1)
-        assert httpx.get(server.url + "/readyz").status_code == 200
+    with ExitStack() as refused, full(server):
+        for _ in range(2 * MOST_LINGERING):
+            refused.enter_context(connect(server))
+        time.sleep(0.2)
+        during = len(list(descriptors.iterdir()))
     assert during <= before + MAX_CONNECTIONS + MOST_LINGERING
 
 

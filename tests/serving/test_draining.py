@@ -108,7 +108,7 @@ def test_a_sigterm_at_any_moment_of_the_start_ends_it(folder: Path, pause: float
 def test_requests_in_flight_are_answered_and_the_port_is_closed_before_the_end(tmp_path: Path) -> None:
     """Between the close of the port and the end of the process, new callers are refused: nobody is left to hang."""
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(24)))
-    with running(tmp_path, drain_s=0.3, max_wait_s=60, num_threads=1, request_timeout_s=60) as server:
+    with running(tmp_path, drain_s=1, max_wait_s=60, num_threads=1, request_timeout_s=60) as server:
         server.wait()
 
         async def main() -> list[Answer]:

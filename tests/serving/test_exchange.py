@@ -334,16 +334,16 @@ def test_a_body_has_its_time_from_when_it_is_read(make_settings: MakeSettings) -
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(reads: bool, make_settings: MakeSettings) -> None:
     async def work() -> None:
-        connection, transport = connected(make_settings, request_timeout_s=0.1)
+        connection, transport = connected(make_settings, request_timeout_s=0.6)
         transport.num_unsent = 100_000
         connection.pause_writing()
-        for _ in range(8):
-            await asyncio.sleep(0.05)
+        for _ in range(9):
+            await asyncio.sleep(0.1)
             transport.num_unsent -= 1000 if reads else 0
         assert transport.is_aborted is not reads
         connection.resume_writing()
         transport.is_aborted = False
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.8)
         assert not transport.is_aborted
         connection.connection_lost(None)
 

@@ -4,8 +4,6 @@ import asyncio
 import re
 import shlex
 import sqlite3
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from slipway.bundle import Metric
 from slipway.watched import DATABASE, read_truths
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, metric, run
+from tests.serving.in_process import error_of, metric, run, until
 
 PNG = {"content-type": "image/png"}
 
@@ -32,13 +30,6 @@ PNG = {"content-type": "image/png"}
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("GATHER_S", 0.02), ("MERGE_S", 0.04), ("REFRESH_S", 0.04)):
         monkeypatch.setattr(watching, name, seconds)
-
-
-async def until(found: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
 
 
 async def predict(client: httpx.AsyncClient, name: str, seed: int = 0) -> dict[str, Any]:

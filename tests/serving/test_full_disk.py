@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,7 @@ from serving.metrics.claimed_files import ClaimedDict, new_claimed_file
 from serving.metrics.dead_workers import settled
 from slipway.files import claim_space
 from tests.serving.bundles import certify, picture, write_bundle
-from tests.serving.server import Server, running
+from tests.serving.server import Server, running, until
 from tests.serving.test_dead_workers import exposition, worker
 
 PNG = {"content-type": "image/png"}
@@ -123,13 +122,6 @@ def test_the_sum_of_dead_workers_has_its_blocks_before_it_is_written(tmp_path: P
 
 def can_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
-
-
-def until(is_so: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

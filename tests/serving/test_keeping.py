@@ -168,8 +168,10 @@ class HangingFolder(KeptFolder):
     def __init__(self, root: Path) -> None:
         super().__init__(root, 1 << 20, 1)
         self.free = threading.Event()
+        self.hangs = threading.Event()
 
     def append(self, lines: bytes) -> None:
+        self.hangs.set()
         assert self.free.wait(20)
         super().append(lines)
 
@@ -185,7 +187,7 @@ def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypat
     folder = HangingFolder(tmp_path)
     keeper = Keeper(folder, 1.0, count)
     keeper.offer([answered(0)])
-    time.sleep(0.3)  # the thread has taken it, and hangs
+    assert folder.hangs.wait(20)
     started = time.perf_counter()
     keeper.offer([answered(number) for number in range(1, 11)])
     keeper.offer([answered(number) for number in range(11, 21)])

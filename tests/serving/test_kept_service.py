@@ -19,7 +19,7 @@ import pytest
 from slipway.kept import DamagedLine, KeptRequest, read_kept, segments
 from slipway.replay.service import outputs_of
 from tests.serving.bundles import LABELS, certify, picture, write_bundle
-from tests.serving.server import ROOT, Server, running
+from tests.serving.server import ROOT, Server, running, until
 
 pytestmark = pytest.mark.slow
 PNG = {"content-type": "image/png"}
@@ -107,10 +107,7 @@ def test_a_killed_worker_leaves_what_it_kept_readable_and_the_others_go_on(serve
     while len(ids) < 120:
         with suppress(httpx.TransportError):  # what the killed one had in hand
             ids.append(ask(server, len(ids)).json()["request_id"])
-    wait_for(server, "kept", before + 60)
-    time.sleep(0.5)
-    kept = {request.request_id for request in kept_in(folder / "kept")}
-    assert set(ids) <= kept
+    until(lambda: set(ids) <= {request.request_id for request in kept_in(folder / "kept")})
     assert counted(server, "failed") == counted(server, "dropped") == 0
 
 
@@ -128,7 +125,7 @@ def test_the_folder_is_bounded_over_both_workers(server: Server, folder: Path) -
 
 def test_a_replay_asks_the_running_service_and_is_not_kept(server: Server, folder: Path) -> None:
     request_id = ask(server, 7, **{"x-request-id": "to-replay"}).json()["request_id"]
-    time.sleep(0.3)
+    until(lambda: request_id in {request.request_id for request in kept_in(folder / "kept")})
     arguments = [request_id, "--kept", "kept", "--bundle", "bundle", "--url", server.url]
     done = subprocess.run(
         [sys.executable, "-m", "slipway.replay", *arguments],

@@ -21,7 +21,7 @@ from serving.settings import Settings
 from slipway.bundle import load_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.rolling import Callers, scaled_classifier, scaled_probabilities, write_candidate
-from tests.serving.server import ROOT, Server, environment, running
+from tests.serving.server import ROOT, Server, environment, running, until
 
 pytestmark = pytest.mark.slow
 
@@ -30,13 +30,6 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m serving.rollout`, as an operator runs it."""
     done = [sys.executable, "-m", "serving.rollout", *arguments]
     return subprocess.run(done, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=120)
-
-
-def until(is_done: Any, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def workers(settings: Settings) -> dict[int, str | None]:

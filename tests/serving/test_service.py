@@ -23,7 +23,7 @@ import pytest
 from serving.responses import ERRORS
 from slipway.preprocess import array_from_bytes
 from tests.serving.bundles import CONTRACT, LABELS, certify, picture, probabilities, write_bundle
-from tests.serving.server import ROOT, Server, environment, free_port, running
+from tests.serving.server import ROOT, Server, environment, free_port, running, until
 
 pytestmark = pytest.mark.slow
 PNG = {"content-type": "image/png"}
@@ -321,7 +321,7 @@ def test_two_workers_answer_for_each_other_and_survive_one_of_them(tmp_path: Pat
         server.wait()
         for _ in range(100):
             assert httpx.post(server.url + "/predict", content=GOOD, headers=PNG).status_code == 200
-        time.sleep(0.2)  # a killed worker loses what it counted in the last twentieth of a second
+        until(lambda: counted(server)[200] == 100)  # a killed worker loses what it counted in the last twentieth of a second
         os.kill(server.worker(), signal.SIGKILL)
         time.sleep(0.2)
         for _ in range(20):

@@ -8,7 +8,6 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -35,20 +34,13 @@ from slipway.errors import BundleError
 from slipway.watched import DATABASE
 from tests.serving.bundles import certify, picture, table_row
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import metric, run
+from tests.serving.in_process import metric, run, until
 from tests.serving.watched import pictures, watched_bundle
 
 PNG = {"content-type": "image/png"}
 WATCHED = 'slipway_watched_rows_total{outcome="watched"}'
 
 pytestmark = pytest.mark.usefixtures("quick_watching")
-
-
-async def until(found: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
 
 
 async def send(client: httpx.AsyncClient, payloads: list[bytes], prefix: str = "") -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from slipway.watched import DATABASE, read_truths
-from tests.serving.server import ROOT, Server, environment, free_port, running
+from tests.serving.server import ROOT, Server, environment, free_port, running, until
 from tests.serving.test_kept_service import can_mount
 from tests.serving.watched import pictures, watched_bundle
 
@@ -55,13 +55,6 @@ def counted(server: Server, line: str) -> float:
 
 def faults(server: Server, part: str = "state") -> float:
     return counted(server, f'slipway_monitoring_errors_total{{part="{part}"}}')
-
-
-def until(found: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def rows_in(database: Path) -> int:
