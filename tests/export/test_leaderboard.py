@@ -63,24 +63,24 @@ def verdict(lines: dict[str, Line]) -> tuple[str, str]:
 
 
 def test_a_planted_slow_variant_is_not_chosen_and_the_reason_is_written() -> None:
-    chosen, reason = verdict(measured(PlantedRunner(delay_s=0.004)))
+    chosen, reason = verdict(measured(PlantedRunner(delay_s=0.02)))
     assert chosen == "fp32"
     assert reason.startswith("slower than fp32: 0.")
 
 
 def test_a_planted_fast_variant_is_chosen() -> None:
-    assert verdict(measured(PlantedRunner(), fp32=PlantedRunner(delay_s=0.004)))[0] == "int8"
+    assert verdict(measured(PlantedRunner(), fp32=PlantedRunner(delay_s=0.02)))[0] == "int8"
 
 
 def test_a_planted_lossy_variant_is_over_the_budget_and_its_flipped_rows_are_named() -> None:
-    lines = measured(PlantedRunner(num_wrong=2), fp32=PlantedRunner(delay_s=0.004))
+    lines = measured(PlantedRunner(num_wrong=2), fp32=PlantedRunner(delay_s=0.02))
     figures = lines["int8"].figures
     assert verdict(lines) == ("fp32", "over the budget: loses 5.00 points, at most 3.00 points")
     assert (lines["int8"].flipped, figures.num_flipped) == (IDS[:2], 2)
     assert figures.metric.value == 0.95
     assert figures.metric_loss.value == pytest.approx(0.05)
     assert figures.metric_loss.low <= 0.05 <= figures.metric_loss.high
-    assert verdict(measured(PlantedRunner(num_wrong=1), fp32=PlantedRunner(delay_s=0.004)))[0] == "int8"
+    assert verdict(measured(PlantedRunner(num_wrong=1), fp32=PlantedRunner(delay_s=0.02)))[0] == "int8"
 
 
 def test_outliers_are_counted_by_the_variants_own_thresholds() -> None:
@@ -94,7 +94,7 @@ def test_outliers_are_counted_by_the_variants_own_thresholds() -> None:
 
 
 def test_an_answer_that_depends_on_the_rows_beside_it_is_seen() -> None:
-    lines = measured(PlantedRunner(per_neighbour=0.001), fp32=PlantedRunner(delay_s=0.004))
+    lines = measured(PlantedRunner(per_neighbour=0.001), fp32=PlantedRunner(delay_s=0.02))
     assert verdict(lines)[1].startswith("an answer depends on the rows beside it, by up to 0.0")
     assert lines["fp32"].figures.batch_dependence == 0.0
 
