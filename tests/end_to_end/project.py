@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 from ruamel.yaml import YAML
 
+from tests import plain_http
 from tests.conftest import ROOT
 
 SHAPES = ("circle", "cross", "ring", "square")
@@ -121,7 +122,7 @@ def free_port() -> Iterator[int]:
 def wait_until_ready(address: str) -> None:
     """Block until /readyz answers 200; fails with its last answer."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while (answer := httpx.get(f"{address}/readyz")).status_code != 200:
+    while (answer := plain_http.get(f"{address}/readyz")).status_code != 200:
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.1)
 
@@ -132,7 +133,7 @@ def _wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) 
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{address}/livez").status_code == 200:
+            if plain_http.get(f"{address}/livez").status_code == 200:
                 return
         time.sleep(0.1)
 

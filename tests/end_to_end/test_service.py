@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from slipway.bundle import load_bundle
+from tests import plain_http
 from tests.end_to_end.project import SHAPES, Project, wait_until_ready
 
 pytestmark = pytest.mark.slow
@@ -18,8 +18,8 @@ def first_picture(project: Project) -> Path:
 
 
 def test_the_service_answers_with_the_certified_model(finished: Project, service: str) -> None:
-    answer = httpx.post(f"{service}/predict", files={"image": first_picture(finished).read_bytes()})
-    card = httpx.get(f"{service}/model").json()
+    answer = plain_http.post(f"{service}/predict", files={"image": first_picture(finished).read_bytes()})
+    card = plain_http.get(f"{service}/model").json()
     assert answer.status_code == 200, answer.text
     content = answer.json()
     assert content["label"] == "cross"
@@ -30,14 +30,14 @@ def test_the_service_answers_with_the_certified_model(finished: Project, service
 
 def test_wrong_requests_get_one_error_shape_and_the_next_right_one_is_answered(finished: Project, service: str) -> None:
     wrong = [
-        httpx.post(f"{service}/predict", content=b"", headers={"content-type": "image/png"}),
-        httpx.post(f"{service}/predict", content=b"hello", headers={"content-type": "image/png"}),
-        httpx.post(f"{service}/predict", content=b"hello", headers={"content-type": "text/plain"}),
-        httpx.post(f"{service}/predict", json={"image": "http://127.0.0.1/a.png"}),
-        httpx.get(f"{service}/predict"),
-        httpx.get(f"{service}/nowhere"),
+        plain_http.post(f"{service}/predict", content=b"", headers={"content-type": "image/png"}),
+        plain_http.post(f"{service}/predict", content=b"hello", headers={"content-type": "image/png"}),
+        plain_http.post(f"{service}/predict", content=b"hello", headers={"content-type": "text/plain"}),
+        plain_http.post(f"{service}/predict", json={"image": "http://127.0.0.1/a.png"}),
+        plain_http.get(f"{service}/predict"),
+        plain_http.get(f"{service}/nowhere"),
     ]
-    right = httpx.post(f"{service}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
+    right = plain_http.post(f"{service}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
     for answer in wrong:
         assert 400 <= answer.status_code < 500, answer.text
         assert set(answer.json()) == {"error"}
@@ -54,8 +54,8 @@ def test_a_bundle_with_one_changed_byte_is_never_ready(finished: Project, tmp_pa
     payload[len(payload) // 2] ^= 1
     model.write_bytes(payload)
     with finished.service(SLIPWAY_BUNDLE=str(tampered), SLIPWAY_STATE=str(tmp_path / "state")) as address:
-        ready = httpx.get(f"{address}/readyz")
-        answer = httpx.post(f"{address}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
+        ready = plain_http.get(f"{address}/readyz")
+        answer = plain_http.post(f"{address}/predict", content=first_picture(finished).read_bytes(), headers={"content-type": "image/png"})
     assert ready.status_code == 503
     assert "model_fp32.onnx was altered" in ready.json()["error"]["message"]
     assert answer.status_code == 503
@@ -70,5 +70,5 @@ def test_a_built_bento_serves_from_an_empty_folder(finished: Project, tmp_path: 
     (elsewhere.path / ".bentoml").symlink_to(finished.path / ".bentoml")
     with elsewhere.service(f"bentoml serve {tag}") as address:
         wait_until_ready(address)
-        answer = httpx.post(f"{address}/predict", files={"image": first_picture(finished).read_bytes()})
+        answer = plain_http.post(f"{address}/predict", files={"image": first_picture(finished).read_bytes()})
     assert answer.json()["label"] == "cross"

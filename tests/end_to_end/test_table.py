@@ -4,7 +4,6 @@ import csv
 import json
 from typing import Any
 
-import httpx
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -12,6 +11,7 @@ import yaml
 from slipway.bundle import load_bundle
 from slipway.certificate import read_certificate
 from slipway.columns import ColumnContract
+from tests import plain_http
 from tests.end_to_end.project import Project
 
 pytestmark = pytest.mark.slow
@@ -44,10 +44,10 @@ def test_the_inferred_columns_are_written_down_for_the_user(finished_table: Proj
 
 def test_the_service_answers_one_row_and_several_alike(finished_table: Project, table_service: str) -> None:
     rows = raw_rows(finished_table)[:3]
-    alone = [httpx.post(f"{table_service}/predict", json=row).json() for row in rows]
-    together = httpx.post(f"{table_service}/predict", json={"rows": rows}).json()
-    wrong = httpx.post(f"{table_service}/predict", json=rows[0] | {"alcohol": "strong"})
-    model, page = httpx.get(f"{table_service}/model"), httpx.get(table_service)
+    alone = [plain_http.post(f"{table_service}/predict", json=row).json() for row in rows]
+    together = plain_http.post(f"{table_service}/predict", json={"rows": rows}).json()
+    wrong = plain_http.post(f"{table_service}/predict", json=rows[0] | {"alcohol": "strong"})
+    model, page = plain_http.get(f"{table_service}/model"), plain_http.get(table_service)
     assert [answer["label"] for answer in alone] == [answer["label"] for answer in together["predictions"]]
     assert alone[0]["probabilities"] == pytest.approx(together["predictions"][0]["probabilities"], abs=1e-6)
     assert wrong.status_code == 422

@@ -6,12 +6,12 @@ import textwrap
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from slipway.errors import UnavailableError
 from slipway.export import service_process
 from slipway.export.service_process import running_service
+from tests import plain_http
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
 
 def test_a_service_is_up_inside_the_block_and_gone_after_it(tmp_path: Path) -> None:
     with running_service(command(tmp_path), {}, tmp_path / "log") as url:
-        pid = int(httpx.get(f"{url}/pid", trust_env=False).text.split()[0])
+        pid = int(plain_http.get(f"{url}/pid").text.split()[0])
         assert is_running(pid)
     assert not is_running(pid)
     assert (tmp_path / "log").read_text() == "log line\n"
@@ -60,7 +60,7 @@ def test_a_service_is_up_inside_the_block_and_gone_after_it(tmp_path: Path) -> N
 def test_only_the_given_settings_reach_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_FOREIGN", "from the caller's shell")
     with running_service(command(tmp_path), {"SLIPWAY_MINE": "mine"}, tmp_path / "log") as url:
-        assert httpx.get(f"{url}/", trust_env=False).text.split()[1:] == ["mine", "None"]
+        assert plain_http.get(f"{url}/").text.split()[1:] == ["mine", "None"]
 
 
 def test_a_service_that_ends_at_once_is_refused_with_its_last_words(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_service_is_stopped_when_the_block_raises(tmp_path: Path) -> None:
 
     def fail() -> None:
         with running_service(command(tmp_path), {}, tmp_path / "log") as url:
-            pids.append(int(httpx.get(f"{url}/pid", trust_env=False).text.split()[0]))
+            pids.append(int(plain_http.get(f"{url}/pid").text.split()[0]))
             raise KeyError("ours")
 
     with pytest.raises(KeyError):
@@ -95,7 +95,7 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(service_process, "STOP_DEADLINE_S", 0.5)
     deaf = command(tmp_path, before="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     with running_service(deaf, {}, tmp_path / "log") as url:
-        pid = int(httpx.get(f"{url}/pid", trust_env=False).text.split()[0])
+        pid = int(plain_http.get(f"{url}/pid").text.split()[0])
     assert not is_running(pid)
 
 
@@ -113,11 +113,12 @@ def test_a_process_whose_parent_died_before_it_was_tethered_ends_at_once(root: P
 @pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
 def test_a_killed_parent_takes_its_service_along(tmp_path: Path, root: Path) -> None:
     parent_code = f"""
-        import httpx, sys, time
+        import sys, time
         from pathlib import Path
+        from tests import plain_http
         from slipway.export.service_process import running_service
         with running_service({command(tmp_path)!r}, {{}}, Path({str(tmp_path / "log")!r})) as url:
-            print(httpx.get(url + "/pid", trust_env=False).text.split()[0], flush=True)
+            print(plain_http.get(url + "/pid").text.split()[0], flush=True)
             time.sleep(60)
     """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(parent_code)], stdout=subprocess.PIPE, cwd=root, text=True)

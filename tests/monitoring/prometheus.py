@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
+from tests import plain_http
 from tests.monitoring.queries import RULES
 from tests.serving.server import free_port
 
@@ -30,7 +31,7 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The instant vector of a query; AssertionError with Prometheus' words if it takes none."""
-        answer = httpx.get(self.url + "/api/v1/query", params={"query": expression}, timeout=10)
+        answer = plain_http.get(self.url + "/api/v1/query", params={"query": expression}, timeout=10)
         assert answer.status_code == 200, f"{expression}: {answer.text}"
         result: list[dict[str, Any]] = answer.json()["data"]["result"]
         return result
@@ -97,6 +98,6 @@ def watching(folder: Path, configuration: Path, target: str, credentials: Path |
 
 def is_ready(url: str) -> bool:
     try:
-        return httpx.get(url + "/-/ready", timeout=5).status_code == 200
+        return plain_http.get(url + "/-/ready", timeout=5).status_code == 200
     except httpx.TransportError:
         return False

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from serving.keys import digest_of, make_key
 from serving.metrics.gpu_metrics import GAUGES
+from tests import plain_http
 from tests.monitoring.prometheus import Prometheus, watching
 from tests.monitoring.queries import MONITORING, alerts, base_name, metric_names, queries, recorded, rule_groups, unknown_names
 from tests.serving.bundles import certify, picture, write_bundle
@@ -40,9 +40,9 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def scraped(server: Server) -> set[str]:
     """The metrics that the service really has once it has answered, and those of GPUs."""
-    httpx.post(server.url + "/predict", content=picture(), headers=PNG)
+    plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
     ended = time.monotonic() + 30  # what is watched beside the request path is counted some seconds later
-    while "slipway_classes_total{" not in (text := httpx.get(server.url + "/metrics").text) and time.monotonic() < ended:
+    while "slipway_classes_total{" not in (text := plain_http.get(server.url + "/metrics").text) and time.monotonic() < ended:
         time.sleep(0.2)
     return set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE)) | set(GAUGES)
 
@@ -53,14 +53,14 @@ def test_every_metric_in_rules_and_dashboards_is_in_a_live_scrape(server: Server
 
 def test_what_an_alert_waits_for_to_rise_is_in_a_live_scrape_from_the_start(server: Server) -> None:
     """Of a series that is not there nobody could say that it does not rise."""
-    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    lines = plain_http.get(server.url + "/metrics").text.splitlines()
     waited_for = re.findall(r"increase\((slipway_\w+\{[^}]*\})\[\w+\]\)\) == 0", "\n".join(rule["expr"] for rule in alerts().values()))
     assert waited_for == ['slipway_watched_rows_total{outcome="watched"}', 'slipway_feedback_total{outcome="joined"}']
     assert [series for series in waited_for if not any(line.startswith(f"{series} ") for line in lines)] == []
 
 
 def test_the_bound_of_the_latency_is_a_bucket_of_the_live_histogram(server: Server) -> None:
-    bounds = set(re.findall(r'slipway_predict_seconds_bucket\{le="([^"]+)"\}', httpx.get(server.url + "/metrics").text))
+    bounds = set(re.findall(r'slipway_predict_seconds_bucket\{le="([^"]+)"\}', plain_http.get(server.url + "/metrics").text))
     asked = set(re.findall(r'le="([^"]+)"', recorded()["instance:slipway_predict_fast:total"]))
     assert len(asked) == 1
     assert asked <= bounds
@@ -70,8 +70,8 @@ def test_the_bound_of_the_latency_is_a_bucket_of_the_live_histogram(server: Serv
 def test_labels_in_queries_are_labels_of_the_live_metrics(server: Server) -> None:
     """A selector for a label that a metric lacks would find nothing, without an error."""
     for _ in range(3):
-        httpx.post(server.url + "/predict", content=picture(), headers=PNG)
-    text = httpx.get(server.url + "/metrics").text
+        plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
+    text = plain_http.get(server.url + "/metrics").text
     labels: dict[str, set[str]] = {}
     for name, found in re.findall(r"^(slipway_\w+)\{(.*)\} ", text, re.MULTILINE):
         labels.setdefault(name, set()).update(re.findall(r'(\w+)="', found))
@@ -90,7 +90,7 @@ def test_every_query_is_answered_by_prometheus(server: Server, prometheus: Prome
     prometheus.wait_until("it is scraped", lambda: prometheus.value("instance:slipway_predict:total") is not None)
     before = prometheus.value("instance:slipway_predict:total") or 0
     for number in range(30):
-        httpx.post(server.url + "/predict", content=picture(number), headers=PNG)
+        plain_http.post(server.url + "/predict", content=picture(number), headers=PNG)
     prometheus.wait_until("they are counted", lambda: (prometheus.value("instance:slipway_predict:total") or 0) == before + 30)
     prometheus.wait_until("the first rate", lambda: prometheus.value("job:slipway_unavailable:burn_rate5m") == 0)
     answers = {place: prometheus.query(query) for place, query in queries().items()}
@@ -102,7 +102,7 @@ def test_every_query_is_answered_by_prometheus(server: Server, prometheus: Prome
 
 def test_no_alert_fires_for_a_healthy_service(prometheus: Prometheus) -> None:
     assert prometheus.firing() == set()
-    rules = httpx.get(prometheus.url + "/api/v1/rules").json()["data"]["groups"]
+    rules = plain_http.get(prometheus.url + "/api/v1/rules").json()["data"]["groups"]
     found = [rule for group in rules for rule in group["rules"]]
     assert len(found) == sum(len(group["rules"]) for group in rule_groups())
     assert [rule["name"] for rule in found if rule.get("lastError")] == []
@@ -132,7 +132,7 @@ def test_with_a_key_prometheus_scrapes_the_operators_port_and_without_it_it_is_t
     (tmp_path / "key").write_text(key)
     with running(tmp_path, keys=tmp_path / "keys", admin_port=port) as server:
         server.wait()
-        assert httpx.get(server.url + "/metrics", headers={"authorization": f"Bearer {key}"}).status_code == 404  # not on this port
+        assert plain_http.get(server.url + "/metrics", headers={"authorization": f"Bearer {key}"}).status_code == 404  # not on this port
         configuration = MONITORING / "prometheus.secured.yml"
         with watching(tmp_path / "run", configuration, f"127.0.0.1:{port}", tmp_path / "key") as prometheus:
             prometheus.wait_until("it is scraped", lambda: prometheus.value("slipway_ready") == 1)

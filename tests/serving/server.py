@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx
 
+from tests import plain_http
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +38,7 @@ class Server:
         while time.monotonic() - started < seconds:
             assert self.process.poll() is None, self.log.read_text()
             try:
-                if httpx.get(self.url + path, timeout=5).status_code == status:
+                if plain_http.get(self.url + path, timeout=5).status_code == status:
                     return time.monotonic() - started
             except httpx.TransportError:
                 pass
@@ -69,7 +71,8 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     quick = {"drain_s": 0}  # nobody has to be told that it ends
     variables = {f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()}
     # Its two processes compile the checkout's code once, and not at every start, also where the caller keeps no bytecode.
-    left_out = ("SLIPWAY_", "PROMETHEUS_", "PYTHONDONTWRITEBYTECODE")
+    # Under `make` every bash reads env.sh, which would give a service that is started through one the checkout's BENTOML_HOME.
+    left_out = ("SLIPWAY_", "PROMETHEUS_", "PYTHONDONTWRITEBYTECODE", "BASH_ENV")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return inherited | variables | {"BENTOML_HOME": str(folder / "bentoml"), "BENTOML_DO_NOT_TRACK": "True"}
 

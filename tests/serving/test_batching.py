@@ -239,11 +239,11 @@ def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model() -> Non
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
         first, second = await submit_while_busy(batcher, model, [[1]])
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1)
         model.gate.set()
         await asyncio.gather(first.answer, second.answer)
-        assert first.infer_seconds > 0.19 > first.queue_seconds
-        assert second.queue_seconds > 0.19 > second.infer_seconds
+        assert first.infer_seconds > 0.9 > first.queue_seconds
+        assert second.queue_seconds > 0.9 > second.infer_seconds
         await batcher.close()
 
     run(work())

@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
@@ -17,6 +16,7 @@ from serving.packing import bento_labels
 from serving.settings import Settings
 from slipway.errors import SlipwayError
 from slipway.passport import write_engine
+from tests import plain_http
 from tests.export.small_bundle import passport_for, write_small_bundle
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running
@@ -175,7 +175,7 @@ def test_a_bento_serves_from_another_folder_with_its_own_files(built: Path, monk
     monkeypatch.setattr("tests.serving.server.environment", lambda folder, **settings: outside_settings(folder))
     with running(built, "slipway:latest", elsewhere) as server:
         server.wait()
-        answer = httpx.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
+        answer = plain_http.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
         assert answer.status_code == 200
         assert list(elsewhere.iterdir()) == []
 
@@ -240,7 +240,7 @@ def serves(bento: Path, folder: Path, python: Path, *, under: tuple[str, ...] = 
     try:
         server = Server(process, f"http://127.0.0.1:{port}", log)
         server.wait(seconds=60)
-        answer = httpx.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
+        answer = plain_http.post(server.url + "/predict", content=picture(), headers={"content-type": "image/png"})
         assert answer.status_code == 200, answer.text
         assert list(elsewhere.iterdir()) == []
         process.terminate()

@@ -19,6 +19,7 @@ import pytest
 
 from serving.guard.connections import LINGER_S, MAX_HEADER_BYTES, MOST_LINGERING
 from serving.responses import ERRORS
+from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, running, until
@@ -100,7 +101,7 @@ def test_what_never_becomes_a_request_is_answered_in_the_one_shape_and_closed(se
 
 
 def test_headers_just_below_the_limit_are_taken(server: Server) -> None:
-    assert httpx.get(server.url + "/readyz", headers={"x": "a" * (MAX_HEADER_BYTES - 1000)}).status_code == 200
+    assert plain_http.get(server.url + "/readyz", headers={"x": "a" * (MAX_HEADER_BYTES - 1000)}).status_code == 200
 
 
 def test_endless_trailers_are_cut(server: Server) -> None:
@@ -180,7 +181,7 @@ def test_one_connection_too_many_is_refused_and_those_before_it_are_not(server: 
     assert rest_of(crowd[0]).startswith(b"HTTP/1.1 200")
     for connection in [*crowd, late]:
         connection.close()
-    until(lambda: httpx.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200)
+    until(lambda: plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200)
 
 
 @contextmanager
@@ -191,7 +192,7 @@ def full(server: Server) -> Iterator[None]:
             crowd.enter_context(connect(server))
         time.sleep(0.1)
         yield
-    until(lambda: httpx.get(server.url + "/readyz").status_code == 200)  # it has seen that they are gone
+    until(lambda: plain_http.get(server.url + "/readyz").status_code == 200)  # it has seen that they are gone
 
 
 def seconds_until_reset(connection: socket.socket) -> float:
@@ -251,7 +252,7 @@ def test_a_websocket_is_not_opened_and_its_request_is_answered_as_any_other(serv
         "sec-websocket-version": "13",
         "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
     }
-    refused, ready = (httpx.get(server.url + path, headers=upgrade) for path in ("/predict", "/readyz"))
+    refused, ready = (plain_http.get(server.url + path, headers=upgrade) for path in ("/predict", "/readyz"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
     assert refused.headers["x-request-id"] == refused.json()["error"]["request_id"]
     assert ready.status_code == 200
@@ -304,7 +305,7 @@ def test_refused_callers_that_stay_are_not_counted_but_few_stay(server: Server) 
 
 def test_they_are_counted(server: Server) -> None:
     def counted() -> int:
-        text = httpx.get(server.url + "/metrics").text
+        text = plain_http.get(server.url + "/metrics").text
         found = re.search(r'slipway_errors_total\{error="malformed_request"\} (\S+)', text)
         assert found
         return int(float(found.group(1)))

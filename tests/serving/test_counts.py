@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import httpx
 import pytest
 
 from serving.tuning.load import Answer, Callers, ask_each, by_status, http_request, run
+from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.generated import image_case
 from tests.serving.server import Server, running
@@ -24,7 +24,7 @@ def counters(server: Server, name: str, label: str) -> Counter[str]:
     """The values of a counter by one of its labels, zeros left out."""
     time.sleep(SHOWN_S)
     found: Counter[str] = Counter()
-    for labels, value in re.findall(rf"^{name}_total\{{([^}}]*)\}} (\S+)$", httpx.get(server.url + "/metrics").text, re.MULTILINE):
+    for labels, value in re.findall(rf"^{name}_total\{{([^}}]*)\}} (\S+)$", plain_http.get(server.url + "/metrics").text, re.MULTILINE):
         found[dict(re.findall(r'(\w+)="([^"]*)"', labels))[label]] += int(float(value))
     return +found
 
@@ -51,9 +51,9 @@ def test_the_counters_of_all_workers_are_the_callers_own_counts(tmp_path: Path, 
         errors = Counter(answer.content["error"]["code"] for answer in answers if answer.status >= 400)
         assert counters(server, "slipway_errors", "error") - before["slipway_errors"] == errors
         assert counters(server, "slipway_predictions", "slot") == {"stable": len(predictions)}
-        info = re.findall(r'slipway_model_info\{[^}]*model_version="([^"]+)"[^}]*\} 1\.0', httpx.get(server.url + "/metrics").text)
+        info = re.findall(r'slipway_model_info\{[^}]*model_version="([^"]+)"[^}]*\} 1\.0', plain_http.get(server.url + "/metrics").text)
         assert set(info) == versions
-        assert json.loads(httpx.get(server.url + "/model").text)["model_version"] in versions
+        assert json.loads(plain_http.get(server.url + "/model").text)["model_version"] in versions
 
 
 def test_what_expires_in_the_queue_never_reaches_the_model_and_both_are_counted(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_expires_in_the_queue_never_reaches_the_model_and_both_are_counted(
         assert set(seen) == {200, 504}
         assert {answer.content["error"]["code"] for answer in answers if answer.status == 504} == {"deadline_exceeded"}
         time.sleep(1)
-        text = httpx.get(server.url + "/metrics").text
+        text = plain_http.get(server.url + "/metrics").text
         rows, expired = (_value(name, text) for name in ("slipway_batch_size_sum", "slipway_expired_total"))
         assert rows + expired == num_requests
         assert seen[200] <= rows < num_requests * 0.75  # some expired while the model had them

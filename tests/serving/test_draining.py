@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from serving.tuning.load import REFUSED, Answer, Callers, by_status, closed_loop, http_request, run
+from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import free_port, running
 
@@ -39,15 +40,15 @@ def test_after_sigterm_it_is_not_ready_at_once_and_answers_until_the_drain_is_ov
             while at_once.get("/readyz").status_code == 200:
                 assert time.monotonic() - told < 0.5  # 0.1 s on a machine that does nothing else
             for _ in range(10):  # new connections, to each of the workers
-                ready = httpx.get(server.url + "/readyz")
+                ready = plain_http.get(server.url + "/readyz")
                 assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
                 assert "shutting down" in ready.json()["error"]["message"]
-                answer = httpx.post(server.url + "/predict", content=picture(), headers=PNG)
+                answer = plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
                 assert (answer.status_code, answer.headers["connection"]) == (200, "close")
             kept = before.post("/predict", content=picture(), headers=PNG)
             assert (kept.status_code, kept.headers["connection"]) == (200, "close")
-            assert httpx.get(server.url + "/livez").status_code == 200
-            assert "slipway_ready 0.0" in httpx.get(server.url + "/metrics").text
+            assert plain_http.get(server.url + "/livez").status_code == 200
+            assert "slipway_ready 0.0" in plain_http.get(server.url + "/metrics").text
         assert time.monotonic() - told < 2.5, "the machine is too slow to see it drain"
         assert server.process.wait(20) == 0
         assert time.monotonic() - told > 2.5
@@ -63,7 +64,7 @@ def test_without_a_drain_it_ends_at_once_and_the_next_server_can_take_its_port(f
         assert server.process.wait(20) == 0
         assert time.monotonic() - told < 5
         with pytest.raises(httpx.ConnectError):
-            httpx.get(server.url + "/livez")
+            plain_http.get(server.url + "/livez")
         url = httpx.URL(server.url)
         socket.create_server((url.host, url.port or 80)).close()
 

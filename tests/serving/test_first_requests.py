@@ -12,6 +12,7 @@ from serving.model import load_model
 from serving.tuning.load import ask_each, by_status, http_request
 from slipway.calibration import Answers
 from slipway.runtime import OnnxRunner
+from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.server import running
@@ -41,8 +42,8 @@ def test_of_the_first_100_requests_none_fails_and_before_them_callers_are_told_t
         ready, deadline = False, time.monotonic() + 60
         while not ready and time.monotonic() < deadline:
             try:
-                early = httpx.post(server.url + "/predict", content=picture(), headers=PNG)
-                ready = httpx.get(server.url + "/readyz").status_code == 200
+                early = plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
+                ready = plain_http.get(server.url + "/readyz").status_code == 200
             except httpx.TransportError:  # nobody listens yet
                 continue
             if early.status_code != 200:  # it may have become ready in between

@@ -6,12 +6,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import httpx
 import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from serving.metrics.gpu_metrics import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
+from tests import plain_http
 from tests.serving.fake_nvml import GIB, FakeNvml, Gpu
 from tests.serving.server import running
 
@@ -116,7 +116,7 @@ def test_two_workers_of_the_real_service_show_the_gpu_once(certified: Path, monk
     monkeypatch.setenv("LD_LIBRARY_PATH", str(certified / "driver"))
     with running(certified, workers=2) as server:
         server.wait()
-        text = httpx.get(server.url + "/metrics").text
+        text = plain_http.get(server.url + "/metrics").text
     figures = dict(re.findall(r'^slipway_gpu_(\w+)\{gpu="0"\} (\S+)$', text, re.MULTILINE))
     assert {name: float(value) for name, value in figures.items()} == {
         "utilization_ratio": 0.5,

@@ -20,6 +20,7 @@ from serving.front import Front
 from serving.guard.connections import Connection
 from serving.inference import Inference
 from serving.keys import add_key
+from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind
@@ -73,8 +74,8 @@ def test_with_keys_it_listens_for_others_and_lets_in_whoever_has_one(folder: Pat
     key = add_key(tmp_path / "keys", "alice", "caller", None)
     with running(folder, keys=tmp_path / "keys", host="0.0.0.0") as server:
         server.wait()
-        assert httpx.get(server.url + "/model").status_code == 401
-        assert httpx.get(server.url + "/model", headers=bearer(key)).status_code == 200
+        assert plain_http.get(server.url + "/model").status_code == 401
+        assert plain_http.get(server.url + "/model", headers=bearer(key)).status_code == 200
         script = f"""
 import bentoml, pathlib
 with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
@@ -82,17 +83,17 @@ with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
 """
         (tmp_path / "x.png").write_bytes(picture())
         done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-        answer = httpx.post(server.url + "/predict", content=picture(), headers=PNG | bearer(key))
+        answer = plain_http.post(server.url + "/predict", content=picture(), headers=PNG | bearer(key))
         assert done.stdout.split() == [answer.json()["label"]]
 
         # Another file takes its place while the service runs.
         new = add_key(tmp_path / "new", "alice", "caller", None)
         (tmp_path / "new").rename(tmp_path / "keys")
         deadline = time.monotonic() + 10
-        while httpx.get(server.url + "/model", headers=bearer(new)).status_code != 200:
+        while plain_http.get(server.url + "/model", headers=bearer(new)).status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert httpx.get(server.url + "/model", headers=bearer(key)).json()["error"]["code"] == "key_unknown"
+        assert plain_http.get(server.url + "/model", headers=bearer(key)).json()["error"]["code"] == "key_unknown"
 
 
 class FakeTransport:
@@ -162,25 +163,25 @@ def test_operators_have_a_port_of_their_own_at_every_worker(folder: Path) -> Non
         server.wait()
         operators = f"http://127.0.0.1:{port}"
         for _ in range(40):
-            assert httpx.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
+            assert plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
         for path, statuses in {"/metrics": (404, 200), "/docs": (404, 200), "/model": (200, 404), "/livez": (200, 200)}.items():
-            assert (httpx.get(server.url + path).status_code, httpx.get(operators + path).status_code) == statuses
+            assert (plain_http.get(server.url + path).status_code, plain_http.get(operators + path).status_code) == statuses
         for _ in range(6):  # whichever worker answers, it answers for both
-            assert 'requests_total{code="200",route="/predict"} 40.0' in httpx.get(operators + "/metrics").text
+            assert 'requests_total{code="200",route="/predict"} 40.0' in plain_http.get(operators + "/metrics").text
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"no http\r\n\r\n")
             assert error_in(connection.recv(65536))["code"] == "malformed_request"
         listeners = workers_of(server.process.pid)
         os.kill(listeners[0], signal.SIGKILL)
         deadline = time.monotonic() + 30
-        while len(set(workers_of(server.process.pid)) - set(listeners)) == 0 or httpx.get(server.url + "/readyz").status_code != 200:
+        while len(set(workers_of(server.process.pid)) - set(listeners)) == 0 or plain_http.get(server.url + "/readyz").status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         time.sleep(1)
         for _ in range(6):
-            assert httpx.get(operators + "/metrics").status_code == 200
+            assert plain_http.get(operators + "/metrics").status_code == 200
     with pytest.raises(httpx.ConnectError):
-        httpx.get(operators + "/livez")
+        plain_http.get(operators + "/livez")
 
 
 def workers_of(process: int) -> list[int]:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from serving.tuning.load import REFUSED, Callers, by_status, closed_loop, http_request, run
+from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, running
 
@@ -26,7 +27,7 @@ LATE_S = 20.0  # on a machine that does much else
 
 
 def metric(server: Server, line: str) -> float:
-    found = re.search(rf"^{re.escape(line)} (\S+)$", httpx.get(server.url + "/metrics", timeout=LATE_S).text, re.MULTILINE)
+    found = re.search(rf"^{re.escape(line)} (\S+)$", plain_http.get(server.url + "/metrics", timeout=LATE_S).text, re.MULTILINE)
     return float(found.group(1)) if found else 0.0
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,6 +17,7 @@ from serving.guard.connections import MAX_HEADER_BYTES
 from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES
 from serving.strict_json import MAX_DEPTH, MAX_DIGITS
 from slipway.preprocess import FORMATS
+from tests import plain_http
 from tests.serving.bundles import COLUMNS, CONTRACT, ROW, certify, picture, row_classifier, write_bundle
 from tests.serving.server import Server, running
 from tests.serving.test_connections import answers, connect, error_in, rest_of
@@ -39,7 +39,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     certify(folder / "certificate.json", write_bundle(folder / "bundle", input=contract))
     with running(folder, max_items=MAX_ITEMS, request_timeout_s=TIMEOUT_S) as server:
         server.wait()
-        httpx.post(server.url + "/predict", content=picture(), headers=PNG)
+        plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
         yield server
 
 
@@ -49,14 +49,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     certify(folder / "certificate.json", write_bundle(folder / "bundle", row_classifier()))
     with running(folder, max_rows=MAX_ROWS) as server:
         server.wait()
-        httpx.post(server.url + "/predict", json=ROW)
+        plain_http.post(server.url + "/predict", json=ROW)
         yield server
 
 
 def asked(server: Server, **request: Any) -> str:
     """The code of the error, or "answered"; a refused request costs little."""
     with memory_of(server) as cost:
-        answer = httpx.post(server.url + "/predict", timeout=30, **request)
+        answer = plain_http.post(server.url + "/predict", timeout=30, **request)
     if answer.status_code == 200:
         return "answered"
     code: str = answer.json()["error"]["code"]

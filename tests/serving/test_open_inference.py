@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from serving.inference import Inference
 from serving.open_inference.messages import MAX_VALUES
 from serving.responses import ERRORS
+from tests import plain_http
 from tests.serving.bundles import (
     CLASS_FIELDS,
     LABELS,
@@ -65,7 +66,7 @@ def texts(values: list[bytes]) -> NDArray[np.object_]:
 
 
 def predicted(server: Server, image: bytes) -> dict[str, Any]:
-    answer: dict[str, Any] = httpx.post(server.url + "/predict", content=image, headers={"content-type": "image/png"}).json()
+    answer: dict[str, Any] = plain_http.post(server.url + "/predict", content=image, headers={"content-type": "image/png"}).json()
     return answer
 
 
@@ -140,7 +141,7 @@ def test_rows_of_a_table_come_as_a_tensor_for_each_column(table: Server) -> None
         array = texts([(value or "").encode() for value in values]) if is_text else np.array(values, kinds[column["datatype"]])
         inputs.append(tensor(column["name"], column["datatype"], array))
     found = client.infer("slipway", inputs)
-    expected = httpx.post(table.url + "/predict", json={"rows": rows}).json()["predictions"]
+    expected = plain_http.post(table.url + "/predict", json={"rows": rows}).json()["predictions"]
     assert found.as_numpy("probabilities").tolist() == [[one["probabilities"][label] for label in LABELS] for one in expected]
     assert [label.decode() for label in found.as_numpy("label")] == [one["label"] for one in expected]
 

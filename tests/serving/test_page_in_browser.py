@@ -5,11 +5,11 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from slipway.bundle import OutputContract
 from slipway.preprocess import array_from_bytes
+from tests import plain_http
 from tests.serving.browser import Tab, browsing, command
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, certify, picture, probabilities, row_classifier, row_sum, write_bundle
 from tests.serving.ready_service import ready_service
@@ -74,7 +74,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 async def joined(server: Server) -> None:
     """Until one truth was told and joined to its answer, which may be written down seconds after it."""
     for _ in range(60):
-        if 'slipway_feedback_total{outcome="joined"} 1.0' in httpx.get(server.url + "/metrics").text:
+        if 'slipway_feedback_total{outcome="joined"} 1.0' in plain_http.get(server.url + "/metrics").text:
             return
         await asyncio.sleep(0.5)
     raise AssertionError("the truth was not joined in 30 s")
@@ -93,7 +93,7 @@ def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> 
         assert label_of(path) in await tab.text("#announcement")
         assert "8 × 8 pixels" in await tab.text(".figures")
         assert await tab.run("[...document.querySelectorAll('.pixels')].every((image) => image.naturalWidth > 0)")
-        version = httpx.get(server.url + "/model").json()["model_version"]
+        version = plain_http.get(server.url + "/model").json()["model_version"]
         facts = await tab.text(".facts")
         assert version in facts
         assert version in await tab.text("#state")
@@ -115,12 +115,12 @@ def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
         await tab.wait_for("document.querySelector('#live-content').innerText.includes('No window has closed yet')")
         await tab.wait_for("document.querySelector('#live-content').innerText.includes('No feedback yet')")
         for image in pictures(6, 450, shift=60):
-            answer = httpx.post(server.url + "/predict", content=image, headers={"content-type": "image/png"}).json()
+            answer = plain_http.post(server.url + "/predict", content=image, headers={"content-type": "image/png"}).json()
         truth = {"request_id": answer["request_id"], "truth": answer["label"]}
-        assert httpx.post(server.url + "/feedback", json=truth).status_code in (200, 202)
+        assert plain_http.post(server.url + "/feedback", json=truth).status_code in (200, 202)
         await tab.wait_for("document.querySelector('#live-content').innerText.includes('is unlike the validation rows')")
         await tab.wait_for("document.querySelector('#live-content').innerText.includes('By feedback: accuracy, 1 rows')")
-        drift = httpx.get(server.url + "/status").json()["drift"]
+        drift = plain_http.get(server.url + "/status").json()["drift"]
         shown = await tab.run("[...document.querySelectorAll('#live-content .bars tr')].length")
         assert shown == min(10, len(drift["features"]))
         assert drift["proposal"]["path"] in await tab.text("#live-content")
@@ -158,14 +158,14 @@ def test_a_form_is_made_of_the_columns_and_its_row_is_answered_in_chinese(tmp_pa
         await tab.open(server.url + "/", "zh-CN,zh;q=0.9")
         await tab.wait_for(READY)
         assert await tab.run("document.documentElement.lang") == "zh"
-        example = httpx.get(server.url + "/model").json()["input"]["example"]
+        example = plain_http.get(server.url + "/model").json()["input"]["example"]
         assert await tab.run("[...document.querySelectorAll('.field .name')].map((each) => each.innerText)") == list(example)
         assert await tab.run("document.querySelectorAll('.field .required').length") == 3
         await tab.run("document.getElementById('cell-4').selectedIndex = 1")  # member: true
         await tab.run("document.querySelector('form.form').requestSubmit()")
         await tab.wait_for("document.querySelector('.explanation .bars')")
         row = example | {"member": True}
-        answer = httpx.post(server.url + "/predict", json=row).json()
+        answer = plain_http.post(server.url + "/predict", json=row).json()
         assert (await tab.text(".headline")).startswith(answer["label"])
         assert await tab.run("document.querySelectorAll('.explanation .bars tr').length") == 1
         assert "member 是" in await tab.text(".explanation .bars th")
@@ -325,7 +325,7 @@ def test_figures_move_and_rest_while_the_page_is_hidden(tmp_path: Path, images: 
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
         for number in range(20):
-            httpx.post(server.url + "/predict", content=picture(number), headers={"content-type": "image/png"})
+            plain_http.post(server.url + "/predict", content=picture(number), headers={"content-type": "image/png"})
         await tab.wait_for("document.querySelector('.line.one')?.getAttribute('d').includes('L')")
         assert "HTTP 200" in await tab.text("#live-content")
         await tab.run("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
@@ -364,8 +364,8 @@ def test_a_value_is_shown_with_its_columns_and_no_labels(tmp_path: Path) -> None
         await tab.run("document.getElementById('cell-0').value = '119'")
         await tab.run("document.querySelector('form.form').requestSubmit()")
         await tab.wait_for("document.querySelector('.explanation .bars')")
-        row = httpx.get(server.url + "/model").json()["input"]["example"] | {"age": 119}
-        value = httpx.post(server.url + "/predict", json=row).json()["value"]
+        row = plain_http.get(server.url + "/model").json()["input"]["example"] | {"age": 119}
+        value = plain_http.post(server.url + "/predict", json=row).json()["value"]
         assert float((await tab.text(".headline")).replace(",", "")) == pytest.approx(value, rel=1e-3, abs=1e-3)
         assert (await tab.text(".explanation .bars .number")).startswith("+6.44")  # (119 - 38.5) / 12.5, all that changed
 

@@ -9,12 +9,12 @@ import threading
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
 from serving.metrics.process_metrics import ProcessMetrics, memory_limit_bytes, resident_bytes
 from serving.metrics.sampling import Sampler
+from tests import plain_http
 from tests.serving.server import Server, running
 
 MACHINE = "MemTotal:       16384 kB\nMemFree:        1 kB\n"
@@ -97,7 +97,7 @@ def test_a_source_that_hangs_does_not_hold_up_the_end() -> None:
 
 
 def figure(server: Server, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", httpx.get(server.url + "/metrics").text, re.MULTILINE)
+    found = re.search(rf"^{name} (\S+)$", plain_http.get(server.url + "/metrics").text, re.MULTILINE)
     assert found, name
     return float(found[1])
 
@@ -115,7 +115,7 @@ def test_a_worker_that_is_started_again_is_counted(certified: Path) -> None:
         wait_for(server, "slipway_worker_starts_total", 3)
         wait_for(server, "slipway_ready", 2)
         assert figure(server, "slipway_start_time_seconds") == began  # its server is the same
-        has_gpu = "slipway_gpu_" in httpx.get(server.url + "/metrics").text
+        has_gpu = "slipway_gpu_" in plain_http.get(server.url + "/metrics").text
         assert has_gpu == Path("/proc/driver/nvidia").exists()  # the twin of the pretended driver in test_gpu_metrics.py
 
 

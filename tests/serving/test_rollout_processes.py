@@ -19,6 +19,7 @@ from serving.rollout.reports import read_reports
 from serving.rollout.state import read_rollout
 from serving.settings import Settings
 from slipway.bundle import load_bundle
+from tests import plain_http
 from tests.serving.conftest import MakeSettings
 from tests.serving.rolling import Callers, scaled_classifier, scaled_probabilities, write_candidate
 from tests.serving.server import ROOT, Server, environment, running, until
@@ -91,7 +92,7 @@ def test_swaps_of_a_real_service_under_load(certified: Path, make_settings: Make
         assert set(callers.versions) == set(expected)
         assert memory[-1] <= memory[4] + 10
         assert p99_ms(callers.latencies) <= max(4 * p99_ms(quiet.latencies), 50)  # bench/swapping.py has the figure
-        assert f'slipway_swaps_total{{outcome="swapped"}} {num_swaps}.0' in httpx.get(server.url + "/metrics").text
+        assert f'slipway_swaps_total{{outcome="swapped"}} {num_swaps}.0' in plain_http.get(server.url + "/metrics").text
 
     with running(certified) as server:
         server.wait()
@@ -116,7 +117,7 @@ def test_commands_move_all_workers_and_one_that_died_comes_back_with_the_same_mo
         until(lambda: set(workers(settings).values()) == {version})
         shown = json.loads(command(certified, "status").stdout)
         assert (shown["stable"], shown["candidate"]) == (version, None)
-        assert 'slipway_swaps_total{outcome="swapped"} 1.0' in httpx.get(server.url + "/metrics").text
+        assert 'slipway_swaps_total{outcome="swapped"} 1.0' in plain_http.get(server.url + "/metrics").text
         assert f"rollout: model {version} swapped" in server.log.read_text()
 
 

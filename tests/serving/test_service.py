@@ -22,6 +22,7 @@ import pytest
 
 from serving.responses import ERRORS
 from slipway.preprocess import array_from_bytes
+from tests import plain_http
 from tests.serving.bundles import CONTRACT, LABELS, certify, picture, probabilities, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running, until
 
@@ -63,7 +64,7 @@ def cpu_seconds(process: int) -> float:
 
 
 def test_the_process_maps_no_torch(server: Server) -> None:
-    httpx.post(server.url + "/predict", content=picture(), headers=PNG)
+    plain_http.post(server.url + "/predict", content=picture(), headers=PNG)
     maps = Path(f"/proc/{server.worker()}/maps").read_text()
     assert "onnxruntime" in maps  # the twin: what is loaded is seen
     assert not re.search(r"/(torch|onnx)/", maps)
@@ -85,7 +86,7 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
     print(json.dumps(client.predict(image=pathlib.Path("x.png"))))
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    raw = httpx.post(server.url + "/predict", content=picture(6), headers=PNG).json()
+    raw = plain_http.post(server.url + "/predict", content=picture(6), headers=PNG).json()
     assert json.loads(done.stdout) | {"request_id": raw["request_id"]} == raw
     assert raw["label"] in LABELS
 
@@ -100,7 +101,7 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
     print(json.dumps(client.predict(image=[pathlib.Path("first.png"), pathlib.Path("second.png")])))
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    alone = [httpx.post(server.url + "/predict", content=image, headers=PNG).json() for image in images]
+    alone = [plain_http.post(server.url + "/predict", content=image, headers=PNG).json() for image in images]
     for found, expected in zip(json.loads(done.stdout)["predictions"], alone, strict=True):
         assert found["label"] == expected["label"]
         assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
@@ -118,7 +119,7 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(folder), capture_output=True, text=True, check=True)
     answer, status = done.stdout.splitlines()[-2:]
-    front = httpx.post(server.url + "/predict", content=picture(8), headers=PNG).json()
+    front = plain_http.post(server.url + "/predict", content=picture(8), headers=PNG).json()
     assert json.loads(answer) | {"request_id": front["request_id"]} == front
     assert status == "422"
 
@@ -221,7 +222,7 @@ def test_a_url_is_never_fetched(server: Server) -> None:
         bait.settimeout(1)
         url = f"http://127.0.0.1:{bait.getsockname()[1]}/x.png".encode()
         for headers, content in ((FORM, form(TEXT + url)), (FORM, form(FILE + url)), (PNG, url), (JSON, url), ({}, url)):
-            assert httpx.post(server.url + "/predict", headers=headers, content=content).status_code in (415, 422)
+            assert plain_http.post(server.url + "/predict", headers=headers, content=content).status_code in (415, 422)
         with pytest.raises(TimeoutError):
             bait.accept()
 
@@ -231,7 +232,7 @@ def test_a_refused_100_megapixel_image_costs_at_most_20_megabytes(server: Server
     assert len(bomb) < 200_000
     before = peak_memory(server)
     for _ in range(5):
-        answer = httpx.post(server.url + "/predict", content=bomb, headers=PNG)
+        answer = plain_http.post(server.url + "/predict", content=bomb, headers=PNG)
         assert answer.json()["error"]["code"] == "pixel_bomb"
     assert peak_memory(server) - before < 20e6
 
@@ -253,7 +254,7 @@ def test_concurrent_callers_get_their_own_answers(server: Server) -> None:
 
 def counted(server: Server) -> Counter[int]:
     """What /metrics says of /predict, by status."""
-    text = httpx.get(server.url + "/metrics").text
+    text = plain_http.get(server.url + "/metrics").text
     return Counter({int(code): int(float(n)) for code, n in re.findall(r'requests_total\{code="(\d+)",route="/predict"\} (\S+)', text)})
 
 
@@ -287,7 +288,7 @@ def test_a_tampered_bundle_leaves_it_alive_and_not_ready_with_the_reason(tmp_pat
         server.wait("/livez")
         server.wait("/readyz", 503)
         time.sleep(1)
-        for answer in (httpx.get(server.url + "/readyz"), httpx.post(server.url + "/predict", content=GOOD, headers=PNG)):
+        for answer in (plain_http.get(server.url + "/readyz"), plain_http.post(server.url + "/predict", content=GOOD, headers=PNG)):
             assert answer.status_code == 503
             assert "was altered" in answer.json()["error"]["message"]
         assert server.log.read_text().count("was altered") == 1
@@ -306,7 +307,7 @@ def test_sigterm_lets_the_request_in_flight_finish(tmp_path: Path) -> None:
             time.sleep(1)
             yield GOOD[50:]
 
-        caller = threading.Thread(target=lambda: answers.append(httpx.post(server.url + "/predict", content=slowly(), headers=PNG)))
+        caller = threading.Thread(target=lambda: answers.append(plain_http.post(server.url + "/predict", content=slowly(), headers=PNG)))
         caller.start()
         arriving.wait(10)
         server.process.send_signal(signal.SIGTERM)
@@ -320,12 +321,12 @@ def test_two_workers_answer_for_each_other_and_survive_one_of_them(tmp_path: Pat
     with running(tmp_path, workers=2) as server:
         server.wait()
         for _ in range(100):
-            assert httpx.post(server.url + "/predict", content=GOOD, headers=PNG).status_code == 200
+            assert plain_http.post(server.url + "/predict", content=GOOD, headers=PNG).status_code == 200
         until(lambda: counted(server)[200] == 100)  # a killed worker loses what it counted in the last twentieth of a second
         os.kill(server.worker(), signal.SIGKILL)
         time.sleep(0.2)
         for _ in range(20):
-            assert httpx.post(server.url + "/predict", content=GOOD, headers=PNG).status_code == 200
+            assert plain_http.post(server.url + "/predict", content=GOOD, headers=PNG).status_code == 200
         assert counted(server)[200] == 120
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from serving.tuning.load import REFUSED, ask_each, by_status, http_request
+from tests import plain_http
 from tests.serving.generated import image_case
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
@@ -47,8 +48,8 @@ class Held:
         self.memory_bytes = sum(_number("VmRSS", status) * 1024 for status in statuses)
         self.num_threads = sum(_number("Threads", status) for status in statuses)
         self.num_descriptors = sum(len(list(Path(f"/proc/{process}/fd").iterdir())) for process in processes)
-        httpx.get(server.url + "/metrics")  # which is counted, too
-        self.series = {line.rpartition(" ")[0] for line in httpx.get(server.url + "/metrics").text.splitlines() if line[0] != "#"}
+        plain_http.get(server.url + "/metrics")  # which is counted, too
+        self.series = {line.rpartition(" ")[0] for line in plain_http.get(server.url + "/metrics").text.splitlines() if line[0] != "#"}
 
 
 def _number(name: str, status: str) -> int:

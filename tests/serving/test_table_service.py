@@ -14,6 +14,7 @@ import pytest
 
 from serving.responses import ERRORS
 from slipway.columns import encode_rows, read_row
+from tests import plain_http
 from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, row_classifier, row_probabilities, table_row, write_bundle
 from tests.serving.server import ROOT, Server, environment, running
 
@@ -54,14 +55,14 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     answer, refusal = map(json.loads, done.stdout.splitlines())
-    front = httpx.post(server.url + "/predict", json={"rows": rows}).json()
+    front = plain_http.post(server.url + "/predict", json={"rows": rows}).json()
     assert answer | {"request_id": front["request_id"]} == front
     assert all(is_right(prediction, row) for prediction, row in zip(answer["predictions"], rows, strict=True))
     assert refusal["error"]["field"] == "rows[0].colour"
 
 
 def test_the_description_of_the_api_is_of_this_bundles_columns(server: Server) -> None:
-    description = httpx.get(server.url + "/docs.json").json()
+    description = plain_http.get(server.url + "/docs.json").json()
     content = description["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert list(content) == ["application/json"]
     one, several = content["application/json"]["schema"]["oneOf"]
@@ -71,7 +72,7 @@ def test_the_description_of_the_api_is_of_this_bundles_columns(server: Server) -
     assert items["properties"]["colour"]["enum"] == ["red", "green", "blue"]
     assert items["required"] == ["age", "colour", "member"]
     assert "one row" in description["info"]["description"]
-    assert httpx.post(server.url + "/predict", json=items["example"]).status_code == 200
+    assert plain_http.post(server.url + "/predict", json=items["example"]).status_code == 200
 
 
 def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, folder: Path) -> None:
@@ -86,7 +87,7 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(folder), capture_output=True, text=True, check=True)
     answer, status = done.stdout.splitlines()[-2:]
-    front = httpx.post(server.url + "/predict", json={"rows": [ROW]}).json()
+    front = plain_http.post(server.url + "/predict", json={"rows": [ROW]}).json()
     assert json.loads(answer) | {"request_id": front["request_id"]} == front
     assert status == "422"
 
@@ -165,7 +166,7 @@ def test_without_a_bundle_it_starts_and_says_why_it_is_not_ready(tmp_path: Path)
     with running(tmp_path) as server:
         server.wait("/livez")
         server.wait("/readyz", 503)
-        error = httpx.post(server.url + "/predict", json=ROW).json()["error"]
+        error = plain_http.post(server.url + "/predict", json=ROW).json()["error"]
         assert error["code"] == "not_ready"
-        assert httpx.get(server.url + "/docs.json").status_code == 200
-        assert httpx.get(server.url + "/").status_code == 200  # the page asks for the reason itself
+        assert plain_http.get(server.url + "/docs.json").status_code == 200
+        assert plain_http.get(server.url + "/").status_code == 200  # the page asks for the reason itself
