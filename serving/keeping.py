@@ -49,19 +49,19 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, name="slipway-keep", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Sequence[Noted]) -> None:
+    def offer(self, answered: Sequence[Noted], moment: float) -> None:
         """Keep those that are among the sampled ones. Never waits, never raises."""
         for one in answered:
             request_id = id_of(one)
             if not request_id.startswith(REPLAYED) and is_sampled(request_id, self._share):
-                self._keep(Answered._make(one))
+                self._keep(moment, Answered._make(one))
 
-    def _keep(self, answered: Answered) -> None:
+    def _keep(self, moment: float, answered: Answered) -> None:
         num_bytes = answered.payload.num_bytes + answered.inputs.nbytes
         with self._lock:
             is_full = len(self._waiting) >= MAX_WAITING or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES
             if not is_full:
-                self._waiting.append((time.time(), answered))
+                self._waiting.append((moment, answered))
                 self._waiting_bytes += num_bytes
         if is_full:
             self._count("dropped", 1)

@@ -4,6 +4,7 @@ An observer is offered every answered request. It never waits, never raises and 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -68,8 +69,11 @@ rows_of: Callable[[Noted], Sequence[AnsweredRow]] = _field("rows")
 class Observer(Protocol):
     """Something that is offered every answered request, on the event loop."""
 
-    def offer(self, answered: Sequence[Noted]) -> None:
-        """Take note of them, or leave them: one or more, all of one model. Never waits, never raises."""
+    def offer(self, answered: Sequence[Noted], moment: float) -> None:
+        """Take note of them, or leave them: one or more, all of one model, none answered before `moment`, in seconds since 1970.
+
+        Never waits, never raises.
+        """
 
     def close(self) -> None:
         """Finish, within seconds; called on a thread when the worker ends."""
@@ -84,6 +88,7 @@ class Observers:
     def __init__(self) -> None:
         self.all: Sequence[Observer] = ()
         self._answered: list[Noted] = []  # in this turn
+        self._moment = 0.0  # when it began to answer, before any caller has an answer of it
 
     def add(self, observer: Observer) -> None:
         """Offer it every answered request from now on."""
@@ -96,6 +101,7 @@ class Observers:
     def note(self, answered: Noted) -> None:
         """Have a request told in the next turn."""
         if not self._answered:
+            self._moment = time.time()
             asyncio.get_running_loop().call_soon(self._tell)
         self._answered.append(answered)
 
@@ -110,4 +116,4 @@ class Observers:
         for _, answered in groupby(noted, model_of):
             of_one_model = list(answered)
             for observer in self.all:
-                observer.offer(of_one_model)
+                observer.offer(of_one_model, self._moment)

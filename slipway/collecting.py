@@ -20,12 +20,10 @@ from slipway.columns import Column, ColumnContract, listed_rows
 from slipway.image_form import decode_images
 from slipway.input_contract import InputContract
 from slipway.kept import DamagedLine, KeptRequest, read_kept
-from slipway.watched import DriftedSpan, Truth
+from slipway.watched import EARLY_S, DriftedSpan, Truth
 
 Content = bytes | dict[str, Any]  # an encoded image, or the cells of a row
 Key = tuple[str, int, float]  # request id, item, time of the answer
-# A truth may be that much older than its answer: told by a caller who chose the id, while the answer is on its way, or by another clock.
-EARLY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -177,10 +175,10 @@ def _told(truth: Truth, has_classes: bool) -> str | float | None:
 
 def _place_of(truth: Truth, items: Sequence[Item]) -> int | None:
     """Which item of one id, the oldest first, a truth is of: the last that was answered before it was told."""
-    num_before = sum(item.key[2] <= truth.time for item in items)
+    num_before = sum(item.key[2] <= truth.told for item in items)
     if num_before:
         return num_before - 1
-    return 0 if items[0].key[2] <= truth.time + EARLY_S else None
+    return 0 if items[0].key[2] <= truth.told + EARLY_S else None
 
 
 def _without_copies(items: Sequence[Item], collected: Collected) -> list[Item]:

@@ -16,8 +16,10 @@ from slipway.errors import UnavailableError
 
 DATABASE = "watching.sqlite"
 PROPOSALS = "proposals"
-SCHEMA_VERSION = 1  # SQLite's user_version
+SCHEMA_VERSION = 2  # SQLite's user_version
 DEFAULT_STATE = Path(".work/serving")  # of SLIPWAY_STATE
+# A truth may be that much older than its answer: told by a caller who chose the id, while the answer is on its way, or by another clock.
+EARLY_S = 5.0
 SCHEMA = """
 CREATE TABLE windows (
     id INTEGER PRIMARY KEY,
@@ -38,27 +40,29 @@ CREATE TABLE predictions (
     request_id TEXT NOT NULL,
     item INTEGER NOT NULL, -- position in the request, from 0
     num_items INTEGER NOT NULL,
-    time REAL NOT NULL,
+    time REAL NOT NULL, -- when it was answered; a caller may use an id again, then all of them are here
     model TEXT NOT NULL,
     label TEXT, -- the predicted one; null for a numeric target
     value REAL, -- the predicted one; null for classes
-    PRIMARY KEY (request_id, item)
+    PRIMARY KEY (request_id, time, item)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX predictions_by_time ON predictions (time);
 CREATE TABLE truths (
     request_id TEXT NOT NULL,
     item INTEGER NOT NULL,
     names_item INTEGER NOT NULL, -- whether the caller said which item; without, it has to be the request's only one
-    time REAL NOT NULL,
+    told REAL NOT NULL,
     label TEXT,
     value REAL,
-    model TEXT, -- of the prediction that it was joined to; null while it waits for one
+    joined REAL, -- when, to a prediction; this and the rest is null while it waits for one
+    model TEXT,
+    answered REAL, -- the prediction's time
     predicted_label TEXT,
     predicted_value REAL,
     PRIMARY KEY (request_id, item)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX truths_by_time ON truths (time);
-CREATE INDEX truths_by_model ON truths (model, time);
+CREATE INDEX truths_by_time ON truths (told);
+CREATE INDEX truths_by_model ON truths (model, joined);
 CREATE TABLE quality (model TEXT PRIMARY KEY, time REAL NOT NULL, latest REAL NOT NULL, content TEXT NOT NULL) STRICT, WITHOUT ROWID;
 """
 
@@ -71,7 +75,7 @@ class Truth:
     item: int
     label: str | None  # of classes
     value: float | None  # of a numeric target
-    time: float  # when it was told, or joined to a prediction that was written down later; seconds since 1970
+    told: float  # when; seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class DriftedSpan:
 def read_truths(state: Path) -> Iterator[Truth]:
     """Every truth that is remembered, the oldest first. UnavailableError where there is no database, or one of another form."""
     with _reading(state) as connection:
-        for row in connection.execute("SELECT request_id, item, label, value, time FROM truths ORDER BY time, request_id, item"):
+        for row in connection.execute("SELECT request_id, item, label, value, told FROM truths ORDER BY told, request_id, item"):
             yield Truth(*row)
 
 

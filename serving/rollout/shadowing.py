@@ -54,7 +54,7 @@ class Shadow:
         self._thread = threading.Thread(target=self._work, name="slipway-shadow", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Sequence[Noted]) -> None:
+    def offer(self, answered: Sequence[Noted], moment: float) -> None:
         """Take copies, but of nothing that is not of the sample, the candidate's own answer or a replay. Never waits, never raises."""
         model = self._live.model
         if model_of(answered[0]).bundle.digest == model.bundle.digest:

@@ -16,15 +16,19 @@ from typing import Any, Protocol
 
 from serving.watching.database import Database, remove_moved_aside
 from slipway.drift.window import Window
+from slipway.watched import EARLY_S
 
 MAX_WINDOWS = 500  # closed ones, of all models
-PENDING_S = 3600.0  # that a truth waits for its prediction: a worker's last seconds, or a clock that is ahead
+PENDING_S = 3600.0  # that a truth waits for its prediction, which a worker may be unable to write down
 _DAY_S = 86400.0
 _HISTORY = 48  # windows in the status
 # Of one statement. Each gives the interpreter away and has to get it back, which holds up the event loop more than the work itself.
 _ROWS_AT_ONCE = 512
-# Of predictions `one` and `first`: an id that came again may have had more items before, which are no part of its last answer.
-_OF_LAST_ANSWER = "first.request_id = one.request_id AND first.item = 0 AND first.time = one.time"
+# The time of the answer that a truth of `request_id` is of, told at `told`: slipway/collecting.py has the same rule for kept requests.
+_ANSWER_TIME = (
+    "coalesce((SELECT max(time) FROM predictions WHERE request_id = {request_id} AND time <= {told}), "
+    f"(SELECT min(time) FROM predictions WHERE request_id = {{request_id}} AND time > {{told}} AND time <= {{told}} + {EARLY_S}))"
+)
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,9 @@ class Store:
                     if window.num_rows:
                         _add(connection, version, window, models[version], min(now, part.begun.get(version, now)), merged)
                 merged.windows_s = time.thread_time() - begun
-                _remember(connection, part.predictions)
-                _join_waiting(connection, now, merged)
+                if part.predictions:
+                    _remember(connection, part.predictions)
+                    _join(connection, min(one.time for one in part.predictions), now, merged)
                 connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", (self._worker, part.sequence, now))
             closing = time.thread_time()
             for version, model in models.items():
@@ -178,13 +183,13 @@ class Store:
             )
             connection.execute("DELETE FROM windows WHERE closed IS NULL AND since < ?", (now - max(7 * _DAY_S, 10 * limits.window_s),))
             connection.execute("DELETE FROM parts WHERE time < ?", (now - _DAY_S,))
-            in_vain = connection.execute("DELETE FROM truths WHERE model IS NULL AND time < ?", (now - PENDING_S,)).rowcount
-            for table in ("predictions", "truths"):
-                connection.execute(f"DELETE FROM {table} WHERE time < ?", (now - limits.feedback_s,))
+            in_vain = connection.execute("DELETE FROM truths WHERE model IS NULL AND told < ?", (now - PENDING_S,)).rowcount
+            connection.execute("DELETE FROM predictions WHERE time < ?", (now - limits.feedback_s,))
+            connection.execute("DELETE FROM truths WHERE told < ?", (now - limits.feedback_s,))
             # Each kind by itself: truths of unknown requests, of which anybody can send any number, push out none that was joined.
-            for table, kind in (("predictions", "TRUE"), ("truths", "model IS NOT NULL")):
-                _keep_newest(connection, table, kind, limits.feedback_rows)
-            in_vain += _keep_newest(connection, "truths", "model IS NULL", limits.feedback_rows)
+            _keep_newest(connection, "predictions", "time", "TRUE", limits.feedback_rows)
+            _keep_newest(connection, "truths", "told", "model IS NOT NULL", limits.feedback_rows)
+            in_vain += _keep_newest(connection, "truths", "told", "model IS NULL", limits.feedback_rows)
         remove_moved_aside(self.state, limits.feedback_s)
         return in_vain
 
@@ -222,16 +227,16 @@ class Store:
         with self._database.transaction() as connection:
             rows: list[tuple[str | float, str | float]] = connection.execute(
                 "SELECT coalesce(label, value), coalesce(predicted_label, predicted_value) FROM truths "
-                "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) ORDER BY time DESC LIMIT ?",
+                "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) ORDER BY joined DESC LIMIT ?",
                 (model, most),
             ).fetchall()
         return rows
 
     def quality(self, model: str) -> tuple[dict[str, Any] | None, float | None]:
-        """What was measured last of a model, and, where truths came since then, the time of the newest."""
+        """What was measured last of a model, and, where truths were joined since then, the time of the last."""
         with self._database.transaction() as connection:
             found = connection.execute("SELECT content, latest FROM quality WHERE model = ?", (model,)).fetchone()
-            (latest,) = connection.execute("SELECT max(time) FROM truths WHERE model = ?", (model,)).fetchone()
+            (latest,) = connection.execute("SELECT max(joined) FROM truths WHERE model = ?", (model,)).fetchone()
         content = json.loads(found[0]) if found else None
         return content, latest if latest is not None and (found is None or latest > found[1]) else None
 
@@ -333,7 +338,6 @@ def _fault(error: Exception) -> str:
 
 
 def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:
-    """The last answer counts where an id came again, whichever worker hands over what it has first."""
     rows = [(one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value) for one in predictions]
     begin = 0
     while begin < len(rows):
@@ -343,55 +347,66 @@ def _remember(connection: sqlite3.Connection, predictions: Sequence[Prediction])
         begin += num_rows
         places = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * num_rows)
         connection.execute(
-            f"INSERT INTO predictions VALUES {places} ON CONFLICT DO UPDATE SET num_items = excluded.num_items, time = excluded.time, "
-            "model = excluded.model, label = excluded.label, value = excluded.value WHERE excluded.time >= time",
+            f"INSERT INTO predictions VALUES {places} ON CONFLICT DO UPDATE SET num_items = excluded.num_items, "
+            "model = excluded.model, label = excluded.label, value = excluded.value",
             list(itertools.chain.from_iterable(some)),
         )
 
 
-def _join_waiting(connection: sqlite3.Connection, now: float, merged: Merged) -> None:
-    """Truths that waited, and whose predictions are there now."""
-    merged.num_ambiguous = connection.execute(
-        "DELETE FROM truths WHERE model IS NULL AND NOT names_item AND EXISTS (SELECT 1 FROM predictions AS one "
-        "WHERE one.request_id = truths.request_id AND one.item = truths.item AND one.num_items > 1)"
-    ).rowcount
-    joined = connection.execute(
-        "UPDATE truths SET time = ?, model = one.model, predicted_label = one.label, predicted_value = one.value "
-        f"FROM predictions AS one, predictions AS first WHERE truths.model IS NULL AND one.item = truths.item AND {_OF_LAST_ANSWER} "
-        "AND one.request_id = truths.request_id RETURNING truths.model, truths.label, truths.predicted_label",
-        (now,),
+def _join(connection: sqlite3.Connection, since: float, now: float, merged: Merged) -> None:
+    """Give truths the predictions that are there now, none of which is from before `since`: those that waited, and those of an id that
+    came again, which were joined to an answer before the right one.
+    """
+    found = connection.execute(
+        "SELECT truths.request_id, truths.item, truths.model IS NULL, NOT truths.names_item AND one.num_items > 1, "
+        "truths.label, one.model, one.time, one.label, one.value FROM truths CROSS JOIN predictions AS one "
+        "ON one.request_id = truths.request_id AND one.item = truths.item "
+        f"AND one.time = {_ANSWER_TIME.format(request_id='truths.request_id', told='truths.told')} "
+        "WHERE truths.told >= ? AND truths.answered IS NOT one.time",
+        (since - EARLY_S,),
     ).fetchall()
-    merged.num_joined = len(joined)
-    merged.wrong = [model for model, label, predicted in joined if label is not None and label != predicted]
+    for request_id, item, has_waited, is_ambiguous, label, *prediction in found:
+        if is_ambiguous:
+            connection.execute("DELETE FROM truths WHERE request_id = ? AND item = ?", (request_id, item))
+            merged.num_ambiguous += 1
+            continue
+        connection.execute(
+            "UPDATE truths SET joined = ?, model = ?, answered = ?, predicted_label = ?, predicted_value = ? "
+            "WHERE request_id = ? AND item = ?",
+            (now, *prediction, request_id, item),
+        )
+        merged.num_joined += has_waited
+        model, _, predicted, _ = prediction
+        if label is not None and label != predicted:
+            merged.wrong.append(model)
 
 
 def _tell(connection: sqlite3.Connection, position: int, truth: Told, now: float) -> Heard:
-    key = (truth.request_id, truth.item or 0)
+    key = {"request_id": truth.request_id, "item": truth.item or 0}
     prediction = connection.execute(
-        "SELECT one.num_items, one.model, one.label, one.value FROM predictions AS one, predictions AS first "
-        f"WHERE one.request_id = ? AND one.item = ? AND {_OF_LAST_ANSWER}",
-        key,
+        "SELECT model, time, label, value, num_items FROM predictions WHERE request_id = :request_id AND item = :item "
+        f"AND time = {_ANSWER_TIME.format(request_id=':request_id', told=':told')}",
+        key | {"told": now},
     ).fetchone()
-    if prediction is not None and truth.item is None and prediction[0] > 1:
-        raise ItemNeededError(position, prediction[0])
+    if prediction is not None and truth.item is None and prediction[-1] > 1:
+        raise ItemNeededError(position, prediction[-1])
     before = connection.execute(
-        "SELECT names_item, model, predicted_label, predicted_value FROM truths WHERE request_id = ? AND item = ?", key
+        "SELECT model, answered, predicted_label, predicted_value FROM truths WHERE request_id = :request_id AND item = :item", key
     ).fetchone()
-    joined = tuple(before[1:]) if before is not None and before[1] is not None else (None, None, None)
-    if prediction is not None:
-        joined = tuple(prediction[1:])
+    # Told again when its prediction is forgotten, it stays joined to that.
+    model, answered, label, value = prediction[:-1] if prediction is not None else before or (None, None, None, None)
     connection.execute(
-        "INSERT OR REPLACE INTO truths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*key, truth.item is not None, now, truth.label, truth.value, *joined),
+        "INSERT OR REPLACE INTO truths VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*key.values(), truth.item is not None, now, truth.label, truth.value, model and now, model, answered, label, value),
     )
-    is_wrong = joined[0] is not None and truth.label is not None and joined[1] != truth.label
-    return Heard(joined=joined[0] is not None, duplicate=before is not None, model=joined[0], is_wrong=is_wrong)
+    is_wrong = model is not None and truth.label is not None and label != truth.label
+    return Heard(joined=model is not None, duplicate=before is not None, model=model, is_wrong=is_wrong)
 
 
-def _keep_newest(connection: sqlite3.Connection, table: str, kind: str, most: int) -> int:
+def _keep_newest(connection: sqlite3.Connection, table: str, time_column: str, kind: str, most: int) -> int:
     """Of the rows of a kind; how many were removed."""
-    key = "time, request_id, item"  # many rows have one time
-    order = "time DESC, request_id DESC, item DESC"
+    key = f"{time_column}, request_id, item"  # many rows have one time
+    order = f"{time_column} DESC, request_id DESC, item DESC"
     found = connection.execute(f"SELECT {key} FROM {table} WHERE {kind} ORDER BY {order} LIMIT 1 OFFSET ?", (most - 1,)).fetchone()
     if found is None:
         return 0

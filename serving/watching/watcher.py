@@ -72,6 +72,7 @@ class _Group:
     model: WatchedModel
     counts: Counts  # of the rows of all requests
     answered: list[Answered] = field(default_factory=list)  # the requests that were taken in whole
+    moments: list[float] = field(default_factory=list)  # when each was
 
 
 class Watcher:
@@ -90,7 +91,7 @@ class Watcher:
         self._store = Store(settings.state, self._limits)
         self._models: dict[str, WatchedModel] = {}  # by key
         self._thinning = Thinning()
-        self._waiting: deque[Answered] = deque()
+        self._waiting: deque[tuple[float, Answered]] = deque()  # with the time, seconds since 1970
         self._counted: dict[tuple[str, str], RunningCounts] = {}  # of requests that are not taken in whole, by digest and variant
         self._idle: list[RunningCounts] = []  # nobody adds to them any more
         self._bytes_offered, self._bytes_taken = 0, 0  # each is written by one thread alone
@@ -108,13 +109,13 @@ class Watcher:
         self._thread = threading.Thread(target=self._work, name="slipway-watch", daemon=True)
         self._thread.start()
 
-    def offer(self, answered: Sequence[Noted]) -> None:
+    def offer(self, answered: Sequence[Noted], moment: float) -> None:
         """Take note of them, or leave them: one or more, all of one model. Never waits, never raises."""
         if REPLAYED in " ".join(map(id_of, answered)):  # a fraction of what a look at each takes
             answered = [one for one in answered if not id_of(one).startswith(REPLAYED)]
         whole, others = self._thinning.divide(answered)
         for one in whole:
-            self._take(Answered._make(one))
+            self._take(moment, Answered._make(one))
         if others:
             running = self._running(model_of(others[0]))
             if len(running.totals.inputs) < MAX_WAITING:
@@ -122,14 +123,14 @@ class Watcher:
             else:
                 self._dropped_offered += sum(len(rows_of(one)) for one in others)
 
-    def _take(self, answered: Answered) -> None:
+    def _take(self, moment: float, answered: Answered) -> None:
         """In whole, as far as there is room."""
         num_bytes = _num_bytes(answered)
         if len(self._waiting) >= MAX_WAITING or self._bytes_offered - self._bytes_taken + num_bytes > MAX_WAITING_BYTES:
             self._dropped_offered += len(answered.answers)
             return
         self._bytes_offered += num_bytes
-        self._waiting.append(answered)
+        self._waiting.append((moment, answered))
 
     def _running(self, model: ServedModel) -> RunningCounts:
         variant = model.selection.actual.variant
@@ -224,10 +225,11 @@ class Watcher:
             return groups[key]
 
         for _ in range(len(self._waiting)):
-            answered = self._waiting.popleft()
+            moment, answered = self._waiting.popleft()
             self._bytes_taken += _num_bytes(answered)
             group = group_of(answered.bundle, answered.execution.variant)
             group.answered.append(answered)
+            group.moments.append(moment)
         for group in groups.values():
             group.counts.add(list(counted(group.answered)))
             group.counts.add_inputs(group.answered)
@@ -295,7 +297,7 @@ class Watcher:
 
     def _record(self, group: _Group) -> int:
         """Predictions to remember, of requests in random order as long as there is time for it. How many rows."""
-        now, version = time.time(), group.model.version
+        version = group.model.version
         order = self._random.permutation(len(group.answered))
         num_before = len(self._part.predictions)
         for begin in range(0, len(order), _CHUNK_REQUESTS):
@@ -303,9 +305,9 @@ class Watcher:
                 break
             with self._records_allowance.spending():
                 for place in order[begin : begin + _CHUNK_REQUESTS].tolist():
-                    one = group.answered[place]
+                    one, moment = group.answered[place], group.moments[place]
                     self._part.predictions += [
-                        Prediction(one.request_id, item, len(one.answers), now, version, answer.get("label"), answer.get("value"))
+                        Prediction(one.request_id, item, len(one.answers), moment, version, answer.get("label"), answer.get("value"))
                         for item, answer in enumerate(one.answers)
                     ]
         return len(self._part.predictions) - num_before

@@ -26,9 +26,9 @@ from tests.data.test_data_stages import prepare
 from tests.data.test_table_stages import prepare_table
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, certify, picture, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import run
+from tests.serving.in_process import run, until
 from tests.serving.server import ROOT
-from tests.serving.watched import pictures
+from tests.serving.watched import pictures, remembered
 
 PNG = {"content-type": "image/png"}
 
@@ -186,16 +186,25 @@ def test_the_last_truth_and_the_last_answer_of_an_id_count(certified: Path, make
     assert (row["image"]["bytes"], row["label"]) == (picture(2), "bright")
 
 
+@pytest.mark.parametrize("waits", [False, True])
 def test_a_truth_is_of_the_answer_before_it_and_not_of_a_later_one_under_the_same_id(
-    certified: Path, make_settings: MakeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    certified: Path,
+    make_settings: MakeSettings,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    waits: bool,
 ) -> None:
+    if waits:  # answers are written down at the end
+        monkeypatch.setattr(watching, "GATHER_S", 60.0)
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
     settings = make_settings(keep_directory=certified / "kept")
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await client.post("/predict", content=picture(1), headers=PNG | {"x-request-id": "7"})
-        while not await tell(client, [{"request_id": "7", "truth": "dark"}]):  # one that waits for its answer is dated when that is written
-            await asyncio.sleep(0.01)
+        await until(lambda: waits or remembered(inference.settings.state) == 1)
+        assert await tell(client, [{"request_id": "7", "truth": "dark"}]) != waits
+        await asyncio.sleep(0.01)
         await client.post("/predict", content=picture(2), headers=PNG | {"x-request-id": "7"})
 
     run(settings, work)

@@ -330,7 +330,7 @@ def test_an_explanation_is_no_prediction(make_settings: MakeSettings) -> None:
         def __init__(self) -> None:
             self.offered: list[Noted] = []
 
-        def offer(self, answered: Sequence[Noted]) -> None:
+        def offer(self, answered: Sequence[Noted], moment: float) -> None:
             self.offered += answered
 
         def close(self) -> None:

@@ -22,6 +22,7 @@ from slipway.watched import DATABASE, read_truths
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, run, until
+from tests.serving.watched import remembered
 
 PNG = {"content-type": "image/png"}
 
@@ -43,18 +44,6 @@ def counted(inference: Inference, outcome: str) -> float:
     return metric(inference, f'slipway_feedback_total{{outcome="{outcome}"}}')
 
 
-def remembered(inference: Inference) -> int:
-    """Predictions in the database."""
-    path = inference.settings.state / DATABASE
-    if not path.exists():
-        return 0
-    with closing(sqlite3.connect(path)) as connection:
-        try:
-            return int(connection.execute("SELECT count(*) FROM predictions").fetchone()[0])
-        except sqlite3.OperationalError:  # it is being made
-            return 0
-
-
 def quality(inference: Inference) -> dict[str, Any]:
     metrics: dict[str, Any] = inference.parts["feedback"]().get("quality", {})
     return metrics
@@ -65,7 +54,7 @@ def test_a_truth_is_joined_to_its_prediction_and_told_again_the_last_one_counts_
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         answer = await predict(client, "one")
-        await until(lambda: remembered(inference) == 1)
+        await until(lambda: remembered(inference.settings.state) == 1)
         wrong = next(label for label in LABELS if label != answer["label"])
         told = await client.post("/feedback", json={"request_id": "one", "truth": wrong}, headers={"x-request-id": "telling"})
         assert (told.status_code, told.json()) == (200, {"joined": True, "duplicate": False, "request_id": "telling"})
@@ -112,7 +101,7 @@ def test_truths_of_several_rows_name_their_item(certified_table: Path, make_sett
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         rows = [table_row(number) for number in range(4)]
         answers = (await client.post("/predict", json={"rows": rows}, headers={"x-request-id": "list"})).json()["predictions"]
-        await until(lambda: remembered(inference) == 4)
+        await until(lambda: remembered(inference.settings.state) == 4)
         truths = [{"request_id": "list", "item": item, "truth": answer["label"]} for item, answer in enumerate(answers)]
         told = await client.post("/feedback", json={"feedback": [*truths, {"request_id": "unknown", "truth": "dark"}]})
         assert told.status_code == 202
@@ -289,11 +278,11 @@ def test_only_the_last_predictions_and_truths_are_remembered(make_settings: Make
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for number in range(150):
             await predict(client, f"id-{number}")
-        await until(lambda: remembered(inference) == 150)
+        await until(lambda: remembered(inference.settings.state) == 150)
         for number in range(120):
             await client.post("/feedback", json={"request_id": f"id-{number}", "truth": "dark"})
         inference.observers.all[-1]._due["tidy"] = 0.0  # type: ignore[attr-defined] # of a Watcher
-        await until(lambda: remembered(inference) == 100)
+        await until(lambda: remembered(inference.settings.state) == 100)
         assert len(list(read_truths(inference.settings.state))) == 100
 
     run(make_settings(feedback_rows=100), work)
@@ -304,7 +293,7 @@ def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_o
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await predict(client, "one")
-        await until(lambda: remembered(inference) == 1)
+        await until(lambda: remembered(inference.settings.state) == 1)
         with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             response = await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
@@ -314,7 +303,7 @@ def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_o
             await predict(client, "two")
             other.execute("ROLLBACK")
         assert (await client.post("/feedback", json={"request_id": "one", "truth": "dark"})).status_code == 200
-        await until(lambda: remembered(inference) == 2)
+        await until(lambda: remembered(inference.settings.state) == 2)
 
     run(settings, work)
 
@@ -327,7 +316,7 @@ def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refuse
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await predict(client, "one")
-        await until(lambda: remembered(inference) == 1)
+        await until(lambda: remembered(inference.settings.state) == 1)
         with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # so that the first waits
             told = [client.post("/feedback", json={"request_id": "one", "truth": "dark"}) for _ in range(3)]

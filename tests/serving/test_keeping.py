@@ -186,11 +186,11 @@ def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypat
 
     folder = HangingFolder(tmp_path)
     keeper = Keeper(folder, 1.0, count)
-    keeper.offer([answered(0)])
+    keeper.offer([answered(0)], 0.0)
     assert folder.hangs.wait(20)
     started = time.perf_counter()
-    keeper.offer([answered(number) for number in range(1, 11)])
-    keeper.offer([answered(number) for number in range(11, 21)])
+    keeper.offer([answered(number) for number in range(1, 11)], 0.0)
+    keeper.offer([answered(number) for number in range(11, 21)], 0.0)
     assert time.perf_counter() - started < 0.5
     assert counts["dropped"] == 15
     folder.free.set()
@@ -202,7 +202,7 @@ def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypat
 def test_a_request_that_no_segment_can_hold_is_dropped(tmp_path: Path) -> None:
     counts: list[tuple[str, int]] = []
     keeper = Keeper(KeptFolder(tmp_path, 1 << 20, 1), 1.0, lambda outcome, number: counts.append((outcome, number)))
-    keeper.offer([answered(1, 100_000), answered(2, 1000)])
+    keeper.offer([answered(1, 100_000), answered(2, 1000)], 0.0)
     keeper.close()
     assert sorted(counts) == [("dropped", 1), ("kept", 1)]
     assert [request.request_id for request in read_kept(tmp_path) if isinstance(request, KeptRequest)] == ["id-2"]

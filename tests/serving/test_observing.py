@@ -1,6 +1,7 @@
 """What was answered is told to all observers, once for each turn of the event loop, model by model."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -21,10 +22,12 @@ class Noting:
 
     def __init__(self) -> None:
         self.told: list[list[str]] = []
+        self.moments: list[float] = []
         self.closed_after = -1
 
-    def offer(self, answered: Sequence[Noted]) -> None:
+    def offer(self, answered: Sequence[Noted], moment: float) -> None:
         assert len({id(model_of(one)) for one in answered}) == 1
+        self.moments.append(moment)
         self.told.append([id_of(one) for one in answered])
 
     def close(self) -> None:
@@ -40,11 +43,16 @@ def test_a_turn_is_told_at_once_to_all_and_by_model() -> None:
         first, second, observers = Noting(), Noting(), Observers()
         observers.add(first)
         observers.add(second)
+        before = time.time()
         for request_id, model in (("a", 0), ("b", 0), ("c", 1), ("d", 0)):
             observers.note(noted(request_id, MODELS[model]))
+        after = time.time()
         assert first.told == []  # the answers go out before
+        time.sleep(0.01)
         await asyncio.sleep(0)
         assert first.told == second.told == [["a", "b"], ["c"], ["d"]]
+        assert len(set(first.moments)) == 1
+        assert before <= first.moments[0] <= after  # nobody can have told a truth before
         observers.remove(second)
         observers.note(noted("e", MODELS[0]))
         await asyncio.sleep(0)

@@ -48,7 +48,7 @@ def test_the_processor_time_is_bounded_by_thinning_out(
     one = Watcher(settings, metrics, lambda: None, lambda version: None)
     for begin in range(0, 2000, 500):
         for number in range(begin, begin + 500):
-            one.offer([answered(certified, 0)._replace(request_id=f"id-{number}")])
+            one.offer([answered(certified, 0)._replace(request_id=f"id-{number}")], 0.0)
         time.sleep(0.1)
     one.close()
     counted = dict(re.findall(r'slipway_watched_rows_total{outcome="(\w+)"} (\S+)', generate_latest(registry).decode()))
@@ -90,7 +90,7 @@ def test_counts_of_a_model_that_is_served_no_more_are_forgotten_and_its_last_row
     one = Watcher(make_watched(), WatchingMetrics(registry), lambda: None, lambda version: None)
     one.close()  # its thread has ended: what it would do is done here, step by step
     monkeypatch.setattr(one._thinning, "divide", lambda requests: ((), requests))
-    one.offer([answered(certified, 0)])
+    one.offer([answered(certified, 0)], 0.0)
     (running,) = one._counted.values()
     one._forget_counts()
     assert one._counted  # there were rows since it was last looked at

@@ -35,7 +35,7 @@ from slipway.watched import DATABASE
 from tests.serving.bundles import certify, picture, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run, until
-from tests.serving.watched import pictures, watched_bundle
+from tests.serving.watched import pictures, remembered, watched_bundle
 
 PNG = {"content-type": "image/png"}
 WATCHED = 'slipway_watched_rows_total{outcome="watched"}'
@@ -212,8 +212,7 @@ def test_what_a_replay_sends_is_neither_counted_nor_remembered(make_watched: Mak
 
     run(settings, work)
     assert rows_in(settings.state) == 10
-    with closing(sqlite3.connect(settings.state / DATABASE)) as connection:
-        assert connection.execute("SELECT count(*) FROM predictions").fetchone() == (10,)
+    assert remembered(settings.state) == 10
 
 
 def test_a_window_begins_with_its_first_row_not_when_that_is_written_down(make_watched: MakeSettings) -> None:

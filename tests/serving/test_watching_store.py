@@ -114,6 +114,57 @@ def test_of_an_id_that_came_again_the_last_answer_counts_whoever_hands_it_over_f
     assert len(store.joined("1", 10)) == 1
 
 
+@pytest.mark.parametrize("sequences", [(1, 1), (1, 2), (2, 1)])
+def test_a_truth_that_waited_is_of_the_answer_before_it_though_the_id_was_used_again_meanwhile(
+    tmp_path: Path, sequences: tuple[int, int]
+) -> None:
+    store = Store(tmp_path / "state", LIMITS)
+    now = time.time()
+    assert store.tell([told("a", "grey")])[0].joined is False
+    answers = {"grey": now - 0.5, "dark": now + 1.0}  # the second was answered after it
+    for number in (1, 2):
+        predictions = [
+            predicted("a", moment, label) for (label, moment), at in zip(answers.items(), sequences, strict=True) if at == number
+        ]
+        store.merge(Part(number, predictions=predictions), {})
+    assert store.joined("1", 10) == [("grey", "grey")]
+
+
+def test_a_truth_leaves_an_old_answer_of_its_id_for_the_one_that_is_written_down_late(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state", LIMITS)
+    store.merge(Part(1, predictions=[predicted("7", 10.0, "grey"), predicted("8", 10.0, "grey")]), {})
+    now = time.time()
+    assert [one.joined for one in store.tell([told("7", "grey"), told("8", "grey")])] == [True, True]
+    _, latest = store.quality("1")
+    assert latest is not None
+    store.write_quality("1", {}, latest)
+    today = [predicted("7", now - 0.1), *(predicted("8", now - 0.1, item=item, num_items=2) for item in range(2))]
+    merged = store.merge(Part(2, predictions=today), {})
+    assert (merged.num_joined, merged.num_ambiguous, merged.wrong) == (0, 1, ["1"])  # it was counted as joined before
+    assert store.joined("1", 10) == [("grey", "dark")]
+    assert store.quality("1")[1] is not None
+    again = store.merge(Part(3, predictions=[predicted("9", now)]), {})
+    assert (again.num_joined, again.num_ambiguous, again.wrong) == (0, 0, [])
+
+
+@pytest.mark.parametrize(("early_s", "is_joined"), [(3.0, True), (8.0, False)])
+def test_a_truth_may_be_some_seconds_older_than_its_answer_but_no_more(tmp_path: Path, early_s: float, is_joined: bool) -> None:
+    store = Store(tmp_path / "state", LIMITS)
+    store.tell([told("a", "dark")])
+    assert store.merge(Part(1, predictions=[predicted("a", time.time() + early_s)]), {}).num_joined == is_joined
+    assert len(store.joined("1", 10)) == is_joined
+
+
+def test_told_again_when_its_prediction_is_forgotten_a_truth_stays_joined(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state", Limits(1000, 3600, feedback_rows=100, feedback_s=3600))
+    store.merge(Part(1, predictions=[predicted("a", time.time() - 4000)]), {})
+    store.tell([told("a", "grey")])
+    store.tidy()
+    (heard,) = store.tell([told("a", "dark")])
+    assert (heard.joined, heard.duplicate, heard.is_wrong) == (True, True, False)
+    assert store.joined("1", 10) == [("dark", "dark")]
+
+
 def test_a_truth_that_waited_is_told_as_wrong_and_asks_for_a_new_measurement(tmp_path: Path) -> None:
     store = Store(tmp_path / "state", LIMITS)
     store.merge(Part(1, predictions=[predicted("known", time.time())]), {})

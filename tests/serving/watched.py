@@ -1,6 +1,8 @@
 """A tiny bundle with a reference for drift, and pictures that are, or are not, like its rows."""
 
 import io
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from slipway import bundle as bundles
 from slipway.bundle import DRIFT, LoadedBundle
 from slipway.drift.reference import ReferenceRows, build_reference, reference_bytes
 from slipway.files import sha256_bytes
+from slipway.watched import DATABASE
 from tests.serving.bundles import CONTRACT, certify, probabilities, write_bundle
 
 NUM_REFERENCE = 4000
@@ -56,3 +59,15 @@ def with_reference(folder: Path, bundle: LoadedBundle, rows: ReferenceRows) -> L
     bundle = bundles.load_bundle(bundle.root)
     certify(folder / "certificate.json", bundle)
     return bundle
+
+
+def remembered(state: Path) -> int:
+    """Predictions in the database of a service."""
+    path = state / DATABASE
+    if not path.exists():
+        return 0
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            return int(connection.execute("SELECT count(*) FROM predictions").fetchone()[0])
+        except sqlite3.OperationalError:  # it is being made
+            return 0
