@@ -62,6 +62,8 @@ def line(name: str, values: list[float], form: Callable[[float], str]) -> str:
 
 
 def main() -> None:
+    if not (ARTIFACTS / "certificate.json").is_file():
+        sys.exit(f"error: {ARTIFACTS}/certificate.json is not there, expected the certified digits bundle. Run `dvc repro` first.")
     payload = pq.read_table("data/demo/digits.parquet", columns=["image"])["image"][0].as_py()["bytes"]
     imports, starts = [], []
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,10 +1,10 @@
 """What does watching cost? Requests a second, and processor time of the event loop, without watching and with it, in short turns.
 
-`python -m bench.watching_overhead [smallest|small|large]...` asks a service of a bundle with a reference for drift over 32 connections
-on this machine, and writes one table for each bundle (bench/results/watching_overhead_small.md, and so on). The smallest graph there
-is makes a request cost little beside the watching; small and large are those of bench/serving_speed.py. The service switches its watching
-itself (bench/watching_service.py), so that both see the same process and the same second of the machine: two services that are asked one
-after the other, some seconds each, differ here by a third. What the watching's own thread takes is the same in all turns, and told apart.
+`python -m bench.watching_overhead [small|large]...` asks a service of a bundle with a reference for drift over 32 connections on this
+machine, and writes one table for each bundle (bench/results/watching_overhead_small.md, and so on); the bundles are those of
+bench/serving_speed.py. The service switches its watching itself (bench/watching_service.py), so that both see the same process and the
+same second of the machine: two services that are asked one after the other, some seconds each, differ here by a third. What the watching's
+own thread takes is the same in all turns, and told apart.
 """
 
 import json
@@ -31,7 +31,7 @@ from slipway.drift.reference import ReferenceRows
 from slipway.preprocess import ImageContract, array_from_bytes
 from slipway.runtime import open_onnx
 from tests.serving.server import running
-from tests.serving.watched import pictures, watched_bundle, with_reference
+from tests.serving.watched import with_reference
 
 NUM_REFERENCE, LARGEST_BATCH = 512, 32
 SETTLE_S = 5.0  # in which the share of requests that the watching takes in whole finds its place
@@ -70,7 +70,6 @@ def watched(write: Callable[[Path], LoadedBundle], image: bytes) -> Callable[[Pa
 
 
 CASES = {
-    "smallest": Case("A linear graph, PNGs of 8 px", watched_bundle, lambda: pictures(1, 1)[0], "image/png", 0.05, 1600),
     "small": Case("A small CNN, PNGs of 28 px", watched(write_small, digit()), digit, "image/png", 0.05, 1600),
     "large": Case("resnet18, JPEGs of 224 px", watched(write_large, photograph()), photograph, "image/jpeg", 2.0, 72),
 }
