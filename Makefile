@@ -66,7 +66,7 @@ test: install ## run the tests: every rule, real processes
 	python -m pytest -m 'not exhaustive' $(TESTS)
 
 .PHONY: exhaustive
-exhaustive: install ## run further cases of the slow rules too: two hours
+exhaustive: install ## run further cases of the slow rules too: an hour
 	python -m pytest $(TESTS)
 
 .PHONY: lint

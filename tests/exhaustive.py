@@ -1,7 +1,7 @@
 """Further cases of rules that a quicker test of the same name shows: `make exhaustive` runs them, `make test` does not.
 
 Some are of a rule that only real processes under load show, which takes long or quiet cores. Each pattern is a part of pytest's name
-of a test. All of them together take more than an hour on two cores.
+of a test. All of them together take half an hour on two cores.
 """
 
 import re

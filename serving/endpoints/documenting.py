@@ -19,19 +19,27 @@ _SCHEMA = Operation("BentoML's description, for its own client.", answers={"appl
 def routes(inference: Inference, others: Routes) -> Routes:
     """`/docs`, `/docs.json` and `/schema.json`, which describe themselves and all `others`."""
 
+    described: dict[str | None, tuple[dict[str, object], Response]] = {}  # of the last version alone: it takes some milliseconds
+
     async def document(request: Request) -> Response:
-        return json_response(describe())
+        return describe()[1]
 
     async def docs(request: Request) -> Response:
         host = request.headers.get(b"host", b"")
         address = host.decode() if _SANE_HOST.fullmatch(host) else "127.0.0.1:3000"
         callers = "HOST:PORT" if inference.settings.admin_port else None  # a worker does not know its server's port
-        return Response(200, render_docs(describe(), address, callers), "text/html; charset=utf-8", (("content-security-policy", POLICY),))
+        return Response(
+            200, render_docs(describe()[0], address, callers), "text/html; charset=utf-8", (("content-security-policy", POLICY),)
+        )
 
-    def describe() -> dict[str, object]:
+    def describe() -> tuple[dict[str, object], Response]:
         model = inference.model
         bundle, version = (model.bundle.manifest, model.version) if model else (None, None)
-        return openapi(others | own, bundle, version, has_keys=inference.settings.keys is not None)
+        if version not in described:
+            content = openapi(others | own, bundle, version, has_keys=inference.settings.keys is not None)
+            described.clear()
+            described[version] = (content, json_response(content))
+        return described[version]
 
     own = {
         "/docs": Route(READING, docs, "operator", always(_DOCS)),

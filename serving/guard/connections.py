@@ -94,8 +94,8 @@ class Connection(HttpToolsProtocol):
             self._wait(self._timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
-        self._deadline = None
+        """Forget the deadline, and the fault: it holds where it was found, and so this connection."""
+        self._deadline = self._fault = None
         self._lingering.discard(self)
         if self._timer is not None:
             self._timer.cancel()

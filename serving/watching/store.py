@@ -31,7 +31,7 @@ _ANSWER_TIME = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """One answered item, as it is remembered for a truth to come."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,23 @@ def form(*images: bytes) -> bytes:
     return b"".join([*parts, b"--b--\r\n"])
 
 
+async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
+    """What our own code made of the objects in rings that `work` leaves."""
+    gc.collect()
+    gc.freeze()  # what other tests hold is not searched again
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await work()
+        gc.collect()
+        return [type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith(("serving.", "slipway."))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.unfreeze()
+        gc.enable()
+
+
 def left_behind(inference: Inference, body: bytes, media_type: bytes, path: bytes = b"/predict") -> tuple[bytes, list[str]]:
     """The status of the answer, and what our own code made of the objects that are found."""
     head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (path, media_type, len(body))
@@ -37,19 +55,7 @@ def left_behind(inference: Inference, body: bytes, media_type: bytes, path: byte
         await inference.loaded()
         connection, transport = connected_to(inference)
         await ask(connection, transport)  # what is made once is there
-        gc.collect()
-        gc.freeze()  # what other tests hold is not searched again
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            await ask(connection, transport)
-            gc.collect()
-            found = [type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith(("serving.", "slipway."))]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.unfreeze()
-            gc.enable()
+        found = await found_after(lambda: ask(connection, transport))
         connection.connection_lost(None)
         await inference.stop()
         return transport.written.split(b" ")[1], found
@@ -67,6 +73,40 @@ SENT = [
     (b"400", form(picture())[:-10], FORM),
     (b"415", b"text", b"text/plain"),
 ]
+
+
+REFUSED = [
+    b"no request\r\n\r\n",
+    b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n",
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: other\r\n\r\n",
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\nexpect: more\r\ncontent-length: 1\r\n\r\na",
+    b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\nno chunk\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", REFUSED)
+def test_a_connection_that_was_refused_leaves_nothing(sent: bytes, make_settings: MakeSettings) -> None:
+    inference = Inference(make_settings(watch=False))
+
+    async def refused() -> bytes:
+        connection, transport = connected_to(inference)
+        connection.data_received(sent)
+        while connection.tasks:
+            await asyncio.sleep(0.001)
+        connection.connection_lost(None)
+        return transport.written
+
+    async def work() -> None:
+        inference.start()
+        await inference.loaded()
+        assert (await refused()).startswith(b"HTTP/1.1 4")  # what is made once is there
+        # Each connection here has a front of its own, which holds itself.
+        assert {"Connection", "Exchange", "Flow", "Refusal"}.isdisjoint(await found_after(refused))
+        await inference.stop()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
 
 
 @pytest.mark.parametrize(("status", "body", "media_type"), SENT)

@@ -1,15 +1,19 @@
 """The description of the API: every route is in it, in words and with schemas that the real answers fit."""
 
+import asyncio
+import json
 import re
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from serving.docs_page import render_docs
+from serving.endpoints import documenting
 from serving.endpoints.listing import all_routes
 from serving.inference import Inference
 from serving.openapi import openapi
@@ -190,6 +194,25 @@ def test_where_there_are_keys_the_description_says_who_needs_one(make_settings: 
                 assert (operation["security"] == []) is is_open
                 assert ("401" in operation["responses"]) is not is_open
                 assert without["paths"][path][method]["security"] == []
+
+
+def test_the_description_is_of_the_model_of_the_moment_and_made_once(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    asked = cast(Request, None)
+    model = SimpleNamespace(bundle=SimpleNamespace(manifest=None), version="")
+    inference = SimpleNamespace(settings=settings, model=None)
+    document = documenting.routes(cast(Inference, inference), {})["/docs.json"].handler
+    assert document
+
+    async def work() -> None:
+        seen = []
+        for version in (None, "first", "second", "second", "first"):
+            model.version, inference.model = version, version and model
+            seen.append(await document(asked))
+            assert json.loads(seen[-1].body)["info"]["version"] == (version or "no model")
+        assert seen[2] is seen[3]
+
+    asyncio.run(work())
 
 
 def test_before_a_model_is_ready_the_schemas_say_less() -> None:
