@@ -12,6 +12,7 @@ from slipway.bundle import Bundle, Metric
 from slipway.metrics import Resampling, measure
 
 NUM_JUDGED = 1000  # the last ones
+FEWEST_COMPARED = 30  # rows, as in monitoring/rules/alerts.yml: resampled, a single wrong answer would have an interval without width
 _RESAMPLING = Resampling(seed=7, num_samples=500, confidence=0.95)
 _OF_CLASSES, _OF_VALUES = ("accuracy", "f1_macro"), ("rmse", "mse")
 
@@ -45,13 +46,16 @@ def _measure_classes(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
 
 
 def compare(manifest: Bundle, measured: dict[str, Metric]) -> dict[str, Any]:
-    """Each metric with its interval, the bundle's own of the test split, and whether the whole interval is on the worse side of it."""
+    """Each metric with its interval, the bundle's own of the test split, and whether the whole interval is on the worse side of it.
+
+    None instead of that where there is nothing to compare with, or too little to compare.
+    """
     content: dict[str, Any] = {}
     for name, metric in measured.items():
         tested = manifest.metrics.get(name)
         content[name] = metric.model_dump(mode="json") | {
             "tested": tested.model_dump(mode="json") if tested else None,
-            "is_worse": _is_worse(name, metric, tested) if tested else None,
+            "is_worse": _is_worse(name, metric, tested) if tested and metric.rows >= FEWEST_COMPARED else None,
         }
     return content
 

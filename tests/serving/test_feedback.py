@@ -16,7 +16,7 @@ from serving.inference import Inference
 from serving.watching import feedback as telling
 from serving.watching import store as stores
 from serving.watching import watcher as watching
-from serving.watching.quality import measure_joined
+from serving.watching.quality import compare, measure_joined
 from slipway.bundle import Metric
 from slipway.watched import DATABASE, read_truths
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
@@ -220,11 +220,12 @@ def test_numbers_give_rmse_and_mse(certified: Path, make_settings: MakeSettings)
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean(), metrics=tested))
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
-        for number in range(20):
+        for number in range(40):
             answer = await predict(client, f"id-{number}", number)
             error = 1.0 if number % 2 else 3.0
             await client.post("/feedback", json={"request_id": f"id-{number}", "truth": answer["value"] + error})
-        await until(lambda: metric(inference, 'slipway_true_quality{metric="mse"}') == pytest.approx(5.0))
+        await until(lambda: metric(inference, "slipway_true_quality_rows") == 40)
+        assert metric(inference, 'slipway_true_quality{metric="mse"}') == pytest.approx(5.0)
         found = quality(inference)
         assert found["rmse"]["value"] == pytest.approx(5**0.5)
         assert found["rmse"]["low"] < found["rmse"]["value"] < found["rmse"]["high"]
@@ -272,6 +273,14 @@ def test_accuracy_and_macro_f1_are_those_of_the_library_with_their_intervals(cer
     assert measured["accuracy"].low < 0.8 < measured["accuracy"].high
     assert measure_joined(bundle.manifest, []) == {}
     assert measure_joined(bundle.manifest, [("grey", "grey")])["accuracy"].value == 1
+
+
+@pytest.mark.parametrize(("num_rows", "is_worse"), [(1, None), (29, None), (30, True)])
+def test_few_wrong_answers_do_not_make_a_model_worse_than_it_was_tested(certified: Path, num_rows: int, is_worse: bool | None) -> None:
+    tested = {name: Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100) for name in ("accuracy", "f1_macro")}
+    manifest = write_bundle(certified / "bundle", metrics=tested).manifest
+    found = compare(manifest, measure_joined(manifest, [("dark", "grey")] * num_rows))
+    assert {name: one["is_worse"] for name, one in found.items()} == dict.fromkeys(tested, is_worse)
 
 
 def test_only_the_last_predictions_and_truths_are_remembered(make_settings: MakeSettings) -> None:
