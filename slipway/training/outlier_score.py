@@ -44,8 +44,12 @@ class OutlierScore(nn.Module):
         offset = (features - self.centre).clamp(-_FURTHEST, _FURTHEST)
         along = offset @ self.directions  # (B, R)
         rest = offset - along @ self.directions.T
-        squares = (along * self.inverse_deviations).square().sum(dim=1) + (rest * self.inverse_rest).square().sum(dim=1)
-        return (squares / features.shape[1]).sqrt()
+        # Each step is a call of the runtime's for every batch, so what is constant is put together, and no power is asked for.
+        scale = features.shape[1] ** -0.5
+        along = along * (self.inverse_deviations * scale)
+        squares = (along * along).sum(dim=1) + (rest * rest).sum(dim=1) * (self.inverse_rest * scale).square()
+        score: Tensor = squares.sqrt()
+        return score
 
 
 def fit_outlier_score(layer: str, features: NDArray[np.float32]) -> OutlierScore:
