@@ -169,18 +169,20 @@ class MicroBatcher(Generic[Row]):
         room, waiting = self._max_batch_size, self._waiting
         while waiting and room:
             submission = waiting[0]
-            is_answered = submission.answer.done
-            if submission.inputs is _UNREAD and not is_answered():
+            answer = submission.answer
+            if submission.inputs is _UNREAD and not answer.done():
                 submission.read()
-            if is_answered():
+            if answer.done():
                 waiting.popleft()
                 continue
-            first, num_rows = submission.num_taken, submission.num_rows
-            submission.num_taken = end = min(first + room, num_rows)
+            first, end = submission.num_taken, submission.num_rows
+            if end - first <= room:
+                waiting.popleft()
+            else:
+                end = first + room
+            submission.num_taken = end
             room -= end - first
             batch.append((submission, first, end))
-            if end == num_rows:
-                waiting.popleft()
         return batch
 
     async def _answer(self, batch: list[_Part]) -> None:
@@ -188,7 +190,10 @@ class MicroBatcher(Generic[Row]):
             return
         started = perf_counter()
         try:
-            parts = [submission.inputs[first:end] for submission, first, end in batch]
+            parts = [
+                submission.inputs if end - first == submission.num_rows else submission.inputs[first:end]
+                for submission, first, end in batch
+            ]
             inputs = np.concatenate(parts) if len(parts) > 1 else parts[0]
             if len(inputs) <= self.quick_rows:
                 rows = self._run(inputs)

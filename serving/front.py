@@ -16,10 +16,9 @@ from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
 from serving.guard.gate import Gate
 from serving.inference import Inference
-from serving.reading import Headers
 from serving.request_ids import request_id_of
 from serving.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
-from serving.routes import Request, Route, find_route
+from serving.routes import Headers, Request, Route, find_route
 
 logger = logging.getLogger("bentoml.slipway")
 

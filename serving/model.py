@@ -5,12 +5,12 @@ size that will run has run once and answered what the bundle's output contract s
 were answered as fp32 answers them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from time import thread_time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,41 +62,50 @@ class ServedModel:
     canary: CanaryResult | None  # None where the bundle has no canary rows
     quick_rows: int = 0  # so many at most are answered within QUICK_S, on the CPU
 
-    @property
+    @cached_property
     def version(self) -> str:
         """The model version shown to callers."""
         return self.bundle.version
 
+    @cached_property
+    def input_kind(self) -> Literal["images", "columns"]:
+        """What it is asked about."""
+        return self.bundle.manifest.input.kind
+
     def answer_rows(self, batch: NDArray[Any]) -> list[AnsweredRow]:
         """(rows, ...) of the bundle's input contract to what is answered to each."""
-        return list(self._rows(*self.run(batch)))
+        return self._rows(*self.run(batch))
 
     def answer(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
         """(outputs,) float32 of one image or row, and its outlier score, to what the caller gets.
 
         InvalidAnswerError if a number is not finite.
         """
-        return finite_answer(next(self._rows(outputs[np.newaxis], np.asarray([score]))).answer)
+        return finite_answer(self._rows(outputs[np.newaxis], np.asarray([score]))[0].answer)
 
-    def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> Iterator[AnsweredRow]:
+    def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> list[AnsweredRow]:
         """For a whole batch at once: numpy takes as long for one row as for thirty-two."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
         outliers = self._calibration.is_outlier(scores).tolist()
-        describe = self._values if self.bundle.manifest.output.kind == "value" else self._classes
-        described = describe(outputs, scores.tolist(), outliers)
-        for output, score, is_finite, (answer, counted) in zip(outputs, scores, finite, described, strict=True):
-            yield AnsweredRow(output, score, answer if is_finite else None, counted)
+        described = (self._values if self._is_value else self._classes)(outputs, scores.tolist(), outliers)
+        return [
+            AnsweredRow(output, score, answer if is_finite else None, counted)
+            for output, score, is_finite, (answer, counted) in zip(outputs, scores, finite, described, strict=True)
+        ]
 
-    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[tuple[dict[str, Any], Counted]]:
+    def _values(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> list[tuple[dict[str, Any], Counted]]:
+        described = []
         for value, score, is_outlier in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
             interval = self._calibration.interval(value)
             answer = {"value": value, "interval": interval and list(interval), "outlier_score": score, "is_outlier": is_outlier}
-            yield answer, ("", 0.0, is_outlier)
+            described.append((answer, ("", 0.0, is_outlier)))
+        return described
 
-    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> Iterator[tuple[dict[str, Any], Counted]]:
-        labels = self.bundle.manifest.output.labels
+    def _classes(self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]) -> list[tuple[dict[str, Any], Counted]]:
+        labels = self._labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         set_sizes = self._calibration.prediction_sets(outputs).sum(axis=1).tolist()  # a set holds the most probable ones
+        described = []
         rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
         for probabilities, order, set_size, score, is_outlier in rows:
             first = order[0]
@@ -108,7 +117,16 @@ class ServedModel:
                 "outlier_score": score,
                 "is_outlier": is_outlier,
             }
-            yield answer, (best, probabilities[first], is_outlier)
+            described.append((answer, (best, probabilities[first], is_outlier)))
+        return described
+
+    @cached_property
+    def _is_value(self) -> bool:
+        return self.bundle.manifest.output.kind == "value"
+
+    @cached_property
+    def _labels(self) -> list[str]:
+        return self.bundle.manifest.output.labels
 
     @cached_property
     def _calibration(self) -> Calibration:
@@ -151,10 +169,7 @@ def finite_answer(answer: dict[str, Any] | None) -> dict[str, Any]:
 
 def finite_answers(rows: Sequence[AnsweredRow]) -> list[dict[str, Any]]:
     """The answer of each row; InvalidAnswerError if there is none of one."""
-    answers = [row.answer for row in rows if row.answer is not None]
-    if len(answers) < len(rows):
-        finite_answer(None)
-    return answers
+    return [finite_answer(row.answer) if row.answer is None else row.answer for row in rows]
 
 
 def load_model(settings: Settings, certified: tuple[LoadedBundle, Certificate] | None = None) -> ServedModel:

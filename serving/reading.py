@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.types import Message, Receive
+from starlette.types import Message
 
 from serving.payload import Payload
 from serving.responses import ClientGoneError, Refusal
+from serving.routes import Request
 from slipway.image_form import FIELD
 
 if TYPE_CHECKING:
@@ -29,34 +30,34 @@ ACCEPTED = (
 )
 ACCEPTED_ROWS = 'send one row as a JSON object, or {"rows": [...]}, with content type application/json; GET /model lists the columns'
 
-Headers = Mapping[bytes, bytes]
 
+async def read_payload(request: Request, max_bytes: int, max_items: int, kind: Literal["images", "columns"]) -> Payload:
+    """What a model with this kind of input is asked about: one row or several, or 1 to `max_items` encoded images.
 
-async def read_payload(headers: Headers, receive: Receive, max_bytes: int, max_items: int, kind: Literal["images", "columns"]) -> Payload:
-    """What a model with this kind of input is asked about; Refusal if the request holds something else."""
+    Refusal if the request holds something else, ClientGoneError if the caller hung up.
+    """
     if kind == "columns":
-        return Payload(kind, (await read_json(headers, receive, max_bytes),))
-    return Payload(kind, await read_images(headers, receive, max_bytes, max_items))
-
-
-async def read_images(headers: Headers, receive: Receive, max_bytes: int, max_items: int) -> tuple[bytes, ...]:
-    """The 1 to `max_items` encoded images of a request; Refusal if there is none, ClientGoneError if the caller hung up."""
-    media_type, options = _parsed_content_type(headers.get(b"content-type"))
-    if media_type == b"multipart/form-data":
-        boundary = options.get(b"boundary")
-        if not boundary:
-            raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
-        with closing(FormReader(boundary, max_items)) as form:
-            await _feed(headers, receive, max_bytes, form.write)
-            return form.images()
+        return Payload(kind, (await read_json(request, max_bytes),))
+    media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
-        return (await read_body(headers, receive, max_bytes),)
+        whole = whole_body(request, max_bytes)
+        return Payload(kind, (await read_body(request, max_bytes) if whole is None else whole,))
+    if media_type == b"multipart/form-data":
+        return Payload(kind, await _read_form(request, options.get(b"boundary"), max_bytes, max_items))
     raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
 
 
-async def read_json(headers: Headers, receive: Receive, max_bytes: int, accepted: str = ACCEPTED_ROWS) -> bytes:
+async def _read_form(request: Request, boundary: bytes | None, max_bytes: int, max_items: int) -> tuple[bytes, ...]:
+    if not boundary:
+        raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
+    with closing(FormReader(boundary, max_items)) as form:
+        await _feed(request, max_bytes, form.write)
+        return form.images()
+
+
+async def read_json(request: Request, max_bytes: int, accepted: str = ACCEPTED_ROWS) -> bytes:
     """The JSON text of a request, in UTF-8 if it is text at all; Refusal with what is `accepted` if it is declared to be something else."""
-    media_type, options = _parsed_content_type(headers.get(b"content-type"))
+    media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     is_image = media_type.startswith(b"image/") or media_type in (b"multipart/form-data", b"application/octet-stream")
     if media_type != JSON:
         hint = "this model takes rows of a table, not images: " if is_image and accepted is ACCEPTED_ROWS else ""
@@ -64,7 +65,7 @@ async def read_json(headers: Headers, receive: Receive, max_bytes: int, accepted
     charset = options.get(b"charset", b"utf-8")
     if charset.lower() != b"utf-8":
         raise Refusal("unsupported_media_type", f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8", field="content-type")
-    return await read_body(headers, receive, max_bytes)
+    return await read_body(request, max_bytes)
 
 
 @functools.lru_cache(256)  # a caller sends the same one again and again, or a new boundary each time
@@ -78,27 +79,28 @@ def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
     return Refusal("unsupported_media_type", f"content type {found} was found; {hint}{accepted}", field="content-type")
 
 
-async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
-    _require_acceptable(headers, max_bytes)
-    message = await receive()
-    piece = _piece(message, max_bytes, 0)
-    if not message.get("more_body", False):  # as nearly always
-        return piece
-    body = io.BytesIO(piece)  # gives its bytes away without copying them
-    body.seek(0, io.SEEK_END)
-    while message.get("more_body", False):
-        message = await receive()
+    whole = whole_body(request, max_bytes)
+    if whole is not None:
+        return whole
+    body, is_more = io.BytesIO(), True  # gives its bytes away without copying them
+    while is_more:
+        message = await request.receive()
         body.write(_piece(message, max_bytes, body.tell()))
+        is_more = message.get("more_body", False)
     return body.getvalue()
 
 
-async def _feed(headers: Headers, receive: Receive, max_bytes: int, take: Callable[[bytes], object]) -> None:
+async def _feed(request: Request, max_bytes: int, take: Callable[[bytes], object]) -> None:
     """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
-    _require_acceptable(headers, max_bytes)
+    whole = whole_body(request, max_bytes)
+    if whole is not None:
+        take(whole)
+        return
     num_bytes, is_more = 0, True
     while is_more:
-        message = await receive()
+        message = await request.receive()
         piece, is_more = _piece(message, max_bytes, num_bytes), message.get("more_body", False)
         num_bytes += len(piece)
         take(piece)
@@ -114,20 +116,29 @@ def _piece(message: Message, max_bytes: int, num_before: int) -> bytes:
     return piece
 
 
-def _require_acceptable(headers: Headers, max_bytes: int) -> None:
-    """Nothing is ever decompressed: no body is larger than it looks."""
-    encoding = headers.get(b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-        message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
-        raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
+def whole_body(request: Request, max_bytes: int) -> bytes | None:
+    """The body if it is there already, as nearly always; Refusal, as in `read_body`, whether it is or not."""
+    headers, whole = request.headers, request.body
+    if b"content-encoding" in headers:
+        _require_identity(headers[b"content-encoding"])
     declared = headers.get(b"content-length")
     if declared is None:
         if b"transfer-encoding" not in headers:
             raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
+        if whole is not None and len(whole) > max_bytes:
+            raise _too_large(max_bytes)
     elif not declared.isdigit():
         raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
     elif int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
+    return whole
+
+
+def _require_identity(encoding: bytes) -> None:
+    """Nothing is ever decompressed: no body is larger than it looks."""
+    if encoding.strip().lower() not in (b"", b"identity"):
+        message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
+        raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
 
 
 def _too_large(max_bytes: int) -> Refusal:

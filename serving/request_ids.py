@@ -4,7 +4,7 @@ import os
 import re
 import secrets
 
-from serving.reading import Headers
+from serving.routes import Headers
 
 _SANE = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _NUM_BYTES = 8  # of randomness in each

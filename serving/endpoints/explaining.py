@@ -20,7 +20,7 @@ def routes(inference: Inference) -> Routes:
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
-                payload = await read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
+                payload = await read_payload(request, settings.max_body_bytes, settings.max_items, kind)
                 code, message = "deadline_exceeded", "live requests go first, and there was no explanation within"
                 answer = await inference.explain(payload, request.id)
         except TimeoutError:

@@ -38,7 +38,7 @@ def routes(inference: Inference) -> Routes:
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
-                body = await read_json(request.headers, request.receive, settings.max_body_bytes, ACCEPTED_TRUTHS)
+                body = await read_json(request, settings.max_body_bytes, ACCEPTED_TRUTHS)
                 code, message = "deadline_exceeded", "the feedback was not written down within"
                 status, answer = await inference.feedback.tell(body, manifest)
         except TimeoutError:

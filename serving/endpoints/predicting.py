@@ -39,11 +39,10 @@ _OF_ROWS = (
 
 def routes(inference: Inference) -> Routes:
     """`/predict`."""
-    settings = inference.settings
+    max_bytes, max_items = inference.settings.max_body_bytes, inference.settings.max_items
 
     def predict(request: Request) -> Awaitable[Response]:
-        kind = inference.require_model().bundle.manifest.input.kind
-        payload = read_payload(request.headers, request.receive, settings.max_body_bytes, settings.max_items, kind)
+        payload = read_payload(request, max_bytes, max_items, inference.require_model().input_kind)
         return predict_within_deadline(inference, request, payload, finite_json_response)
 
     return {"/predict": Route(("POST",), predict, "caller", describe_predict)}

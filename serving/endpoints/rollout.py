@@ -87,7 +87,7 @@ def routes(inference: Inference) -> Routes:
     async def rollout(request: Request) -> Response:
         if request.method in READING:
             return json_response(await asyncio.to_thread(inference.rollout.status))
-        wanted = _wanted(await read_json(request.headers, request.receive, _MAX_BYTES, _ACCEPTED))
+        wanted = _wanted(await read_json(request, _MAX_BYTES, _ACCEPTED))
         try:
             await orders.carry_out(wanted)
         except (SlipwayError, OSError) as error:

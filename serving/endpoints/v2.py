@@ -116,7 +116,7 @@ class _Protocol:
         asked: list[InferRequest] = []  # without its tensors, which no answer needs
 
         async def read() -> Payload | Awaitable[Payload]:
-            body = await read_body(request.headers, request.receive, settings.max_body_bytes)
+            body = await read_body(request, settings.max_body_bytes)
             head_length = _head_length(request)
 
             def understand() -> Payload:

@@ -84,6 +84,7 @@ class Admission:
         self._batch_speed = math.inf  # items a second of the largest batches, as the times of batches say, once there are enough
         self._num_alone = 0  # batches of one item, before there was another
         self._speed: float | None = None  # items a second of the whole way, once it has been seen at its limit
+        self._bound = math.inf  # items that can be done within max_wait_s
         self._demand = 0.0  # items asked for, refused ones included, beyond what could have been done since
         self._demand_at = clock()
         self._num_refused = 0  # since there was last no demand beyond what is inside
@@ -113,7 +114,10 @@ class Admission:
 
     def enter(self, num_items: int = 1) -> None:
         """Let a request in, of so many items as far as is known. Refusal if it has to stay outside."""
-        if self._ask(num_items):
+        asked = self._num_items + num_items
+        if asked <= self._bound and not self._num_refused and not self.is_overloaded:  # as nearly always
+            self._demand = asked
+        elif self._ask(num_items):
             self._shed(self.most_items)
         if self._num_requests >= self._max_requests:
             raise self._refusal(f"{self._num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)")
@@ -133,6 +137,7 @@ class Admission:
         now = self._clock()
         if now - self._window_began >= WINDOW_S:
             self._close_window(now)
+        self._bound = self.speed() * self._max_wait_s
 
     def grow(self, more_items: int) -> None:
         """A request that was let in has more items than was known."""
@@ -162,23 +167,25 @@ class Admission:
 
     def _ask(self, num_items: int) -> bool:
         """Count more items that are asked for; True if that makes an overload."""
-        now, inside = self._clock(), self._num_items
-        speed = self._batch_speed if self._speed is None else self._speed
-        bound = speed * self._max_wait_s
-        # What is inside, and of those outside as many as could not have been done since.
-        demand = self._demand - (now - self._demand_at) * speed if bound < math.inf else 0.0
-        if demand <= inside:
-            demand, self._num_refused = inside, 0
-        elif demand > inside + self._num_refused:
-            demand = inside + self._num_refused
+        bound = self._bound
+        demand = self._with_those_outside(bound) if self._num_refused else self._num_items
         self._demand = demand = (demand if demand < bound else bound) + num_items
-        self._demand_at = now
         # It ends at half of where it began, so that it does not come and go with each request.
         if self.is_overloaded:
             self.is_overloaded = demand > bound / 2
             return False
         self.is_overloaded = demand > bound
         return self.is_overloaded
+
+    def _with_those_outside(self, bound: float) -> float:
+        """What is inside, and of those that were refused as many as could not have been done since."""
+        now, inside = self._clock(), self._num_items
+        demand = self._demand - (now - self._demand_at) * self.speed() if bound < math.inf else 0.0
+        self._demand_at = now
+        if demand <= inside:
+            self._num_refused = 0
+            return inside
+        return min(demand, inside + self._num_refused)
 
     def _close_window(self, now: float) -> None:
         """What was answered in a window in which there was always work is what can be done. It begins and ends with the end of a batch."""
@@ -189,6 +196,8 @@ class Admission:
         self._window_began, self._window_items, self._window_least = now, 0, self._num_items
 
     def _refusal(self, reason: str) -> Refusal:
+        if not self._num_refused:
+            self._demand_at = self._clock()
         self._num_refused += 1
         retry_after = self.retry_after()
         return Refusal("queue_full", f"{reason}; try again in {retry_after[1]} s", headers=(retry_after,))

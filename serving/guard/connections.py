@@ -8,6 +8,7 @@ from elsewhere where nobody has allowed them (serving/guard/binding.py).
 import asyncio
 import functools
 import logging
+from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from urllib.parse import unquote
@@ -21,8 +22,8 @@ from serving.guard.binding import is_guarded, is_loopback
 from serving.guard.exchange import Exchange
 from serving.guard.flow import Flow
 from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, clearly_framed
+from serving.guard.repeated_head import Head, RepeatedHead, repeated_head
 from serving.inference import Inference
-from serving.reading import Headers
 from serving.request_ids import new_request_id, request_id_of
 from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
 from serving.routes import Request
@@ -64,6 +65,11 @@ class Connection(HttpToolsProtocol):
         super().__init__(**arguments)
         self._inference = inference
         self._front = front
+        self._head: Head | None = None  # of the last request that was parsed
+        self._repeated: RepeatedHead | None = None  # the last one that may come again
+        self._due: deque[Exchange] = deque()  # at most one, which is answered next
+        self._answering: asyncio.Task[None] | None = None  # answers one after the other
+        self._idle: asyncio.Future[None] | None = None  # is waited for where none is due
         self._fault: Refusal | None = None  # why the parser was stopped, if we stopped it
         self._is_deaf = False  # what comes is read, so that the kernel resets nothing, and forgotten
         self._timeout_s = inference.settings.request_timeout_s
@@ -71,6 +77,7 @@ class Connection(HttpToolsProtocol):
         self._deadline: float | None = None  # the event loop's seconds; None while nothing is waited for
         self._timer: asyncio.TimerHandle | None = None  # goes off at the deadline or before
         self._is_last_look = False
+        self._is_between = True  # nothing of the next request has been received
         self._is_in_head = True
         self._head_has_ended = False  # with what was received last
         self._new_bytes = 0  # received last
@@ -100,6 +107,8 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._forget_waiting()
+        if self._answering is not None and self._idle is not None:
+            self._answering.cancel()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's says nothing, which ends the connection
@@ -117,12 +126,17 @@ class Connection(HttpToolsProtocol):
         """Parse, with an eye on callers that never go on, and on headers, chunk sizes and trailers that never end."""
         if self._is_deaf:
             return
+        is_new = self._is_between
+        if is_new and self._repeated is not None and self._begin_repeated(data, self._repeated):
+            return
         self._went_on = self._head_has_ended = False
         self._new_bytes = len(data)
         self._head_bytes += self._new_bytes
         self._parse(data)
         self._pending_bytes = 0 if self._went_on else self._pending_bytes + self._new_bytes
         if self._went_on and self._is_in_head:  # a whole request, as nearly always
+            if is_new:
+                self._repeated = self._repeated_head(data)
             return
         if self._pending_bytes > MAX_HEADER_BYTES and not self.transport.is_closing() and not self._is_deaf:
             self._refuse(_headers_too_large())
@@ -130,6 +144,21 @@ class Connection(HttpToolsProtocol):
             self._wait_for_body()
         elif self._pending_bytes == len(data) and self._is_in_head and (self.cycle is None or self.cycle.response_complete):
             self._wait(self._timeout_s)  # for the rest of a head that has begun
+
+    def _begin_repeated(self, data: bytes, repeated: RepeatedHead) -> bool:
+        """Begin a request, if these are the whole of one with the known head; False if they are anything else."""
+        body = repeated.body_in(data)
+        if body is None:
+            return False
+        self._deadline, self._pending_bytes = None, 0
+        self._begin(repeated.head, keep_alive=True, body=body)
+        return True
+
+    def _repeated_head(self, data: bytes) -> RepeatedHead | None:
+        cycle = self.cycle
+        if self._head is None or not isinstance(cycle, Exchange) or not cycle.keep_alive:
+            return None
+        return repeated_head(self._head, data)
 
     def _parse(self, data: "bytes | memoryview") -> None:
         while True:
@@ -147,6 +176,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins. uvicorn would make a scope of it, which most never need."""
         self.url, self.headers, self._head_bytes = b"", [], self._new_bytes
+        self._is_between, self._head = False, None
 
     def on_url(self, url: bytes) -> None:
         """Count it."""
@@ -175,15 +205,18 @@ class Connection(HttpToolsProtocol):
         if self._logs_requests or not self._front.answers(path):
             self._begin_by_asgi(is_1_0=version == "1.0")
         else:
-            self._begin(path, query, headers, is_1_0=version == "1.0")
-        if self.cycle is not None and self._inference.is_draining:
-            self.cycle.keep_alive = False  # so that the caller's next connection goes elsewhere
+            self._head = Head(self.parser.get_method().decode("ascii"), path, query, headers)
+            # Of HTTP/1.0 neither is known here; of expectations only this one passes.
+            is_1_1 = version == "1.1"
+            self._begin(
+                self._head, keep_alive=is_1_1 and self.parser.should_keep_alive(), expects_100_continue=is_1_1 and b"expect" in headers
+            )
 
-    def _begin(self, path: str, query: bytes, headers: Headers, *, is_1_0: bool) -> None:
-        keep_alive = not is_1_0 and self.parser.should_keep_alive()
-        expects_100_continue = b"expect" in headers and not is_1_0  # the only expectation that passes; HTTP/1.0 does not know of it
-        exchange = Exchange(self, keep_alive=keep_alive, expects_100_continue=expects_100_continue)
-        method = self.parser.get_method().decode("ascii")
+    def _begin(self, head: Head, *, keep_alive: bool, expects_100_continue: bool = False, body: bytes | None = None) -> None:
+        if self._inference.is_draining:
+            keep_alive = False  # so that the caller's next connection goes elsewhere
+        exchange = Exchange(self, keep_alive=keep_alive, expects_100_continue=expects_100_continue, body=body)
+        method, path, query, headers = head
         exchange.request = Request(request_id_of(headers), method, path, query, headers, exchange.receive, perf_counter())  # type: ignore[arg-type]  # uvicorn's messages are ASGI's
         before, self.cycle = self.cycle, exchange
         if before is None or before.response_complete:
@@ -201,6 +234,8 @@ class Connection(HttpToolsProtocol):
         if is_1_0:
             self.expect_100_continue = False
         super().on_headers_complete()
+        if self.cycle is not None and self._inference.is_draining:
+            self.cycle.keep_alive = False
 
     def _should_upgrade(self) -> bool:
         """Never."""
@@ -214,21 +249,42 @@ class Connection(HttpToolsProtocol):
             else:
                 super()._start_asgi_task(cycle, app)
             return
-        cycle.task = self.loop.create_task(self._answer(cycle))
-        self.tasks.add(cycle.task)
+        self._due.append(cycle)
+        if self._answering is None:
+            self._answering = self.loop.create_task(self._answer())
+        elif self._idle is not None:
+            idle, self._idle = self._idle, None
+            idle.set_result(None)
+        self.tasks.add(self._answering)  # while there is something to answer: the service does not end before
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self) -> None:
+        """One request after the other: to make a task for each takes as long as to parse it."""
+        own: Any = self._answering
         try:
-            response = await self._front.respond(exchange.request)
-            if response is not None:
-                if self.flow.write_paused and not exchange.disconnected:
-                    await self.flow.drain()  # the caller has not read what was written before
-                exchange.answer(response)
+            while self._due:
+                exchange = self._due.popleft()
+                request = exchange.request
+                try:
+                    request.body = exchange.whole_body()
+                    response = await self._front.respond(request)
+                    if response is not None:
+                        if self.flow.write_paused and not exchange.disconnected:
+                            await self.flow.drain()  # the caller has not read what was written before
+                        exchange.answer(response)
+                finally:
+                    exchange.let_go()
+                    if not exchange.response_complete and not exchange.disconnected:  # the task was cancelled: the service ends
+                        self.transport.close()
+                if self._due:  # it was sent at once with this one; other callers have their turn
+                    await asyncio.sleep(0)
+                elif not self.transport.is_closing():
+                    del exchange, request, response  # they are not to be held until the next one comes
+                    self.tasks.discard(own)
+                    self._idle = self.loop.create_future()
+                    await self._idle
         finally:
-            self.tasks.discard(exchange.task)
-            exchange.let_go()
-            if not exchange.response_complete and not exchange.disconnected:  # the task was cancelled: the service ends
-                self.transport.close()
+            self.tasks.discard(own)
+            self._answering = self._idle = None
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, which the front counts."""
@@ -245,7 +301,7 @@ class Connection(HttpToolsProtocol):
             cycle.has_all()
         else:
             super().on_message_complete()
-        self._went_on, self._is_in_head, self._deadline = True, True, None
+        self._went_on, self._is_in_head, self._is_between, self._deadline = True, True, True, None
         if cycle is not None and cycle.response_complete:  # it was answered before its body had ended
             self._wait(self.timeout_keep_alive)
 

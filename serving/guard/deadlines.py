@@ -44,11 +44,12 @@ class Deadline:
         self._is_expired = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         if task is None:
             raise RuntimeError("a deadline is a task's")
         self._task, all_of_them = task, self._all
-        all_of_them.running[self] = end = asyncio.get_running_loop().time() + all_of_them.seconds
+        all_of_them.running[self] = end = loop.time() + all_of_them.seconds
         if not all_of_them.is_armed:
             all_of_them.arm(end)
 

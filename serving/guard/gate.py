@@ -11,9 +11,8 @@ import math
 
 from serving.keys import Key, KeyRing
 from serving.metrics.monitoring import Monitoring
-from serving.reading import Headers
 from serving.responses import Refusal
-from serving.routes import Access
+from serving.routes import Access, Headers
 from serving.settings import Settings
 
 _CHALLENGE = ("www-authenticate", "Bearer")

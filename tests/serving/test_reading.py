@@ -5,8 +5,9 @@ from typing import Any, Literal
 import pytest
 
 from serving.payload import Payload
-from serving.reading import read_images, read_payload
+from serving.reading import read_payload
 from serving.responses import ClientGoneError, Refusal
+from serving.routes import Request
 
 BOUNDARY = b"limit"
 FORM = b"multipart/form-data; boundary=" + BOUNDARY
@@ -22,6 +23,10 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--" + BOUNDARY + b"--\r\n"
 
 
+def request(headers: dict[bytes, bytes], receive: Any, body: bytes | None = None) -> Request:
+    return Request("abc.1", "POST", "/predict", b"", headers, receive, 0.0, body=body)
+
+
 def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared: bool = True, max_bytes: int = 1000) -> tuple[bytes, ...]:
     chunks = [body] if isinstance(body, bytes) else list(body)
     messages: list[dict[str, Any]] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
@@ -31,7 +36,28 @@ def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared:
     async def receive() -> dict[str, Any]:
         return messages.pop(0)
 
-    return asyncio.run(read_images({b"content-type": content_type} | length, receive, max_bytes, MAX_ITEMS))
+    async def never() -> dict[str, Any]:
+        raise AssertionError("what is there already was waited for")
+
+    async def work() -> tuple[bytes, ...]:
+        """Alike where it comes in pieces and where all of it is there."""
+        headers = {b"content-type": content_type} | length
+        whole = request(headers, never, b"".join(chunks))
+        results: list[tuple[bytes, ...] | Refusal] = []
+        for one in (whole, request(headers, receive)):
+            try:
+                results.append((await read_payload(one, max_bytes, MAX_ITEMS, "images")).items)
+            except Refusal as refusal:
+                results.append(refusal)
+        first, second = results
+        if isinstance(second, Refusal):
+            assert isinstance(first, Refusal)
+            assert (first.code, first.field, first.message) == (second.code, second.field, second.message)
+            raise second
+        assert first == second
+        return second
+
+    return asyncio.run(work())
 
 
 def refused(*arguments: Any, **options: Any) -> Refusal:
@@ -97,7 +123,7 @@ def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(he
         raise AssertionError("the body was read")
 
     with pytest.raises(Refusal) as refusal:
-        asyncio.run(read_images({b"content-type": b"image/png"} | headers, never, 10, MAX_ITEMS))
+        asyncio.run(read_payload(request({b"content-type": b"image/png"} | headers, never), 10, MAX_ITEMS, "images"))
     assert (refusal.value.code, refusal.value.field) == (code, "content-length" if code != "body_too_large" else None)
 
 
@@ -106,7 +132,7 @@ def test_a_caller_that_hangs_up_is_not_a_request() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(read_images({b"content-type": b"image/png", b"content-length": b"10"}, gone, 10, MAX_ITEMS))
+        asyncio.run(read_payload(request({b"content-type": b"image/png", b"content-length": b"10"}, gone), 10, MAX_ITEMS, "images"))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +169,7 @@ def read_as(kind: Literal["images", "columns"], content_type: bytes) -> Payload:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}
 
-    return asyncio.run(read_payload({b"content-type": content_type, b"content-length": b"2"}, receive, 10, MAX_ITEMS, kind))
+    return asyncio.run(read_payload(request({b"content-type": content_type, b"content-length": b"2"}, receive), 10, MAX_ITEMS, kind))
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"APPLICATION/JSON", b"application/json; charset=UTF-8"])
