@@ -68,15 +68,6 @@ def decode_plain_png(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | Non
     header = read_png_header(payload)
     if header is None or header.width * header.height > max_pixels:
         return None
-    return _plain_pixels(payload)
-
-
-def decode_png_like(payload: bytes, header: PngHeader) -> NDArray[np.uint8] | None:
-    """The same where the file has this very header; None for any other."""
-    return _plain_pixels(payload) if read_png_header(payload) == header else None
-
-
-def _plain_pixels(payload: bytes) -> NDArray[np.uint8] | None:
     if not _has_plain_chunks(payload):
         return None
     try:

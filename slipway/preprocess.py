@@ -7,7 +7,6 @@ Normalisation is not here: it is inside the exported graph.
 """
 
 import io
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from PIL import Image, ImageOps
 from slipway import user_function
 from slipway.contract import Contract
 from slipway.errors import ImageError
-from slipway.plain_png import PngHeader, decode_plain_png, decode_png_like
+from slipway.plain_png import PngHeader, decode_plain_png, read_png_header
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 2**30 // 4 // 3  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
@@ -60,12 +59,11 @@ class ImageContract(Contract):
         """(height, width, channels) of one image."""
         return (self.size_px, self.size_px, self.channels)
 
-    @cached_property
-    def unchanged(self) -> PngHeader | None:
-        """The header of PNGs whose pixels are taken as they are; None where nothing is."""
-        if self.transform is not None or self.size_px**2 > self.max_pixels:
-            return None
-        return PngHeader("L" if self.channels == 1 else "RGB", self.size_px, self.size_px)
+    def takes_as_it_is(self, header: PngHeader) -> bool:
+        """Whether the pixels of such a PNG are what the network takes."""
+        size_px = self.size_px
+        mode = "L" if self.channels == 1 else "RGB"
+        return header == (mode, size_px, size_px) and self.transform is None and size_px * size_px <= self.max_pixels
 
     @property
     def dtype(self) -> type[np.uint8]:
@@ -257,9 +255,9 @@ def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:
     """Encoded image to (size_px, size_px, channels) uint8; ImageError if it cannot be read."""
-    unchanged = contract.unchanged
-    if unchanged is not None:
-        pixels = decode_png_like(payload, unchanged)
+    header = read_png_header(payload)
+    if header is not None and contract.takes_as_it_is(header):
+        pixels = decode_plain_png(payload, contract.max_pixels)
         if pixels is not None:
             return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
     return array_and_values(payload, contract)[0]
