@@ -1,6 +1,7 @@
 """The base of everything that is written by one part and read by another: typed, frozen, no unknown fields."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -47,3 +48,10 @@ class Contract(BaseModel):
     """A record with exactly the declared fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic has it, but without cached properties, which would tell of the fields before."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied

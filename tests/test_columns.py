@@ -186,6 +186,15 @@ def test_a_column_in_another_case_is_told_what_was_meant(name: str, hint: str) -
         read_row({name: "x"}, contract(column("city", "category", categories=["x"]), column("size", "number")))
 
 
+def test_a_copy_with_other_columns_encodes_these() -> None:
+    """What was made of the columns before is not copied with them."""
+    one = contract(column("size", "number"))
+    assert encode_rows([read_row({"size": 5}, one)], one).tolist() == [[5.0]]
+    two = one.model_copy(update={"columns": [*one.columns, column("owned", "boolean")]})
+    assert encode_rows([read_row({"size": 5, "owned": True}, two)], two).tolist() == [[5.0, 1.0]]
+    assert two == contract(*two.columns)
+
+
 def test_values_come_first_then_indicators_then_codes() -> None:
     wanted = contract(
         column("town", "category", categories=["x", "y"], has_missing=True),
