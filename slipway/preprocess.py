@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from slipway import user_function
 from slipway.contract import Contract
 from slipway.errors import ImageError
-from slipway.plain_png import PngHeader, decode_plain_png, read_png_header
+from slipway.plain_png import decode_plain_png
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 2**30 // 4 // 3  # from here on Pillow warns, and from twice as many it refuses, whatever our own limit is
@@ -58,12 +58,6 @@ class ImageContract(Contract):
     def shape(self) -> tuple[int, int, int]:
         """(height, width, channels) of one image."""
         return (self.size_px, self.size_px, self.channels)
-
-    def takes_as_it_is(self, header: PngHeader) -> bool:
-        """Whether the pixels of such a PNG are what the network takes."""
-        size_px = self.size_px
-        mode = "L" if self.channels == 1 else "RGB"
-        return header == (mode, size_px, size_px) and self.transform is None and size_px * size_px <= self.max_pixels
 
     @property
     def dtype(self) -> type[np.uint8]:
@@ -255,11 +249,6 @@ def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:
     """Encoded image to (size_px, size_px, channels) uint8; ImageError if it cannot be read."""
-    header = read_png_header(payload)
-    if header is not None and contract.takes_as_it_is(header):
-        pixels = decode_plain_png(payload, contract.max_pixels)
-        if pixels is not None:
-            return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
     return array_and_values(payload, contract)[0]
 
 

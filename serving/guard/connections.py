@@ -258,7 +258,7 @@ class Connection(HttpToolsProtocol):
         self.tasks.add(self._answering)  # while there is something to answer: the service does not end before
 
     async def _answer(self) -> None:
-        """One request after the other: to make a task for each takes as long as to parse it."""
+        """One request after the other: to make and register a task for each takes longer than to wake this one."""
         own: Any = self._answering
         try:
             while self._due:

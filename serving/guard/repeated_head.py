@@ -1,8 +1,8 @@
 """A head that comes again: who keeps a connection sends the same path and headers with each request, but for the body's length.
 
-To parse them once more and to look through them would find the same, and takes as long as an empty application's whole request. So
-they are compared with the last ones, byte for byte; only the digits of the content-length may differ, and what was received has to
-end with the body. All else is for the parser, from its first byte.
+To parse them once more and to look through them would find the same, and is a twelfth of what a small prediction takes. So they are
+compared with the last ones, byte for byte; only the digits of the content-length may differ, and what was received has to end with
+the body. All else is for the parser, from its first byte.
 """
 
 from collections.abc import Mapping
