@@ -59,7 +59,7 @@ tune-learning-rate: install ## propose a learning rate by a range test; APPLY=--
 
 .PHONY: tune-serving
 tune-serving: install ## find what the service carries here, within P99_MS at LOAD; APPLY=--apply writes the settings into serving.env
-	@python -m serving.tune --p99-ms $(P99_MS) $(LOAD) $(APPLY)
+	@python -m serving.load_test --p99-ms $(P99_MS) $(LOAD) $(APPLY)
 
 .PHONY: test
 test: install ## run the tests: every rule, real processes

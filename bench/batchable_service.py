@@ -10,7 +10,7 @@ import numpy as np
 from PIL.Image import Image as PILImage
 
 from bench.serving_peers import MAX_BATCH_SIZE, Model
-from slipway.preprocess import image_array
+from slipway.inputs.images import image_array
 
 
 @bentoml.service(name="batchable", http={"host": "127.0.0.1"}, traffic={"timeout": 60})

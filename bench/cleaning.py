@@ -31,14 +31,14 @@ from PIL import Image, ImageEnhance
 import bench.growth
 from bench.conditions import conditions
 from bench.growth import COUNTS
-from slipway import files
-from slipway.cores import num_cores
-from slipway.data.cleaning import clean_samples, collect, digest_pixels
-from slipway.data.image_quality import THUMBNAIL_PX, measure
-from slipway.data.inspection import FACTS
-from slipway.data.near_duplicates import find_twins
-from slipway.data.sources import read_samples
-from slipway.preprocess import decode_image
+from slipway.data.images.cleaning import clean_samples, collect, digest_pixels
+from slipway.data.images.inspection import FACTS
+from slipway.data.images.near_duplicates import find_twins
+from slipway.data.images.quality import THUMBNAIL_PX, measure
+from slipway.data.sources.sources import read_samples
+from slipway.inputs.images import decode_image
+from slipway.system import files
+from slipway.system.cores import num_cores
 from tests.project_params import PROJECT, clean_params
 
 RESULT = Path("bench/results/cleaning.md")

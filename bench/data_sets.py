@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.certificate import read_certificate
+from slipway.artifacts.certificate import read_certificate
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation import read_metrics
+from slipway.system import files
 from tests.end_to_end.project import Project, copy_checkout
 
 ROOT = Path.cwd()

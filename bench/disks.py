@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from bench.conditions import conditions
-from slipway import files
+from slipway.system import files
 from tests.end_to_end.conftest import SMALL
 from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 from tests.end_to_end.test_disks import FAULTS, STAGES, can_mount, run_on

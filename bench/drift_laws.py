@@ -20,9 +20,8 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.bundle import OutputContract
-from slipway.calibration import Answers, Outlier
+from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.uncertainty import Answers, Outlier
 from slipway.drift import laws
 from slipway.drift.estimation import Estimate, estimate_quality
 from slipway.drift.features import extract
@@ -30,7 +29,8 @@ from slipway.drift.judging import Budget, judge
 from slipway.drift.reference import Reference, ReferenceRows, build_reference
 from slipway.drift.statistics import Comparison, kolmogorov_smirnov, mann_whitney, psi
 from slipway.drift.window import Window
-from slipway.preprocess import ImageContract
+from slipway.inputs.images import ImageContract
+from slipway.system import files
 from tests.calibrations import CALIBRATION
 from tests.drift.populations import ORDINARY, Population, accuracy, reference_of, window_of
 

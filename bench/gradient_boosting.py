@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.bundle import Metric
-from slipway.columns import ColumnContract
-from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
-from slipway.metrics import Resampling, regression_metrics
+from slipway.artifacts.bundle import Metric
+from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.inputs.columns import ColumnContract
+from slipway.metrics.scores import Resampling, regression_metrics
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation import read_metrics
+from slipway.system import files
 
 RESULT = Path.cwd() / "bench/results/gradient_boosting.md"
 GRID: dict[str, list[Any]] = {

@@ -20,7 +20,7 @@ import simplejpeg
 import yaml
 
 from bench.tables import make_table
-from slipway.data.image_quality import THUMBNAIL_PX
+from slipway.data.images.quality import THUMBNAIL_PX
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("images", "table")

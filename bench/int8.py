@@ -17,22 +17,22 @@ from PIL import Image
 from torch.nn import functional
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.bundle import Metric, OutputContract
+from slipway.artifacts.bundle import Metric, OutputContract
+from slipway.config.params import load_params
 from slipway.export.graph import export_graph
 from slipway.export.int8_search import search
 from slipway.export.leaderboard import metric_loss
 from slipway.export.quantization import CPU, StaticQuantizer
 from slipway.export.timing import Timings, measure_in_turns
 from slipway.export.variants import run_in_batches
-from slipway.int8_arithmetic import int8_instructions, weight_bits
-from slipway.metrics import Resampling
-from slipway.params import load_params
-from slipway.preprocess import ImageContract
+from slipway.inputs.images import ImageContract
+from slipway.metrics.scores import Resampling
 from slipway.reports.console import size
 from slipway.reports.leaderboard_page import times_text
-from slipway.runtime import open_onnx
-from slipway.training.networks import Network, NetworkSpec, build_network
+from slipway.runtimes.cpu_int8 import int8_instructions, weight_bits
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
+from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from tests.calibrations import calibrated
 
 DATA = Path("../shared/data/cifar10")

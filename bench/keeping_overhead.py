@@ -13,7 +13,7 @@ from statistics import median
 import httpx
 
 from bench.serving_overhead import ROUND_SECONDS, Measured, conditions, http_request, measure, started_service, table
-from slipway import files
+from slipway.system import files
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server
 from tests.serving.test_service import cpu_seconds

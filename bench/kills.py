@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.conditions import conditions
-from slipway import files
+from slipway.system import files
 from tests.end_to_end.project import Project, copy_checkout
 
 RESULTS = Path("bench/results/kills.md")

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.conditions import conditions
-from slipway import files
+from slipway.system import files
 from tests.planted_labels import NO_CHANGES, STAGES, TABM, Found, cancer, count_found, digits, plant, run_stage, write_project
 
 ROOT = Path.cwd()

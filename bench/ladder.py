@@ -21,11 +21,11 @@ import torch
 
 from bench.conditions import conditions
 from bench.ladder_data import NUM_ROWS, pack_images, write_images
-from slipway import files
-from slipway.cores import num_cores
 from slipway.doctor.machine import describe_machine
 from slipway.doctor.timed_processes import Measured, Project
-from slipway.errors import TrainingError
+from slipway.system import files
+from slipway.system.cores import num_cores
+from slipway.system.errors import TrainingError
 from tests.project_params import PROJECT
 
 matplotlib.use("svg")

@@ -9,12 +9,12 @@ import pyarrow as pa
 from PIL import Image
 
 from bench.precompute import photograph
-from slipway import files
-from slipway.data.augmentation import plan_from_params, write_plan
-from slipway.data.packing import pack
-from slipway.data.rows import SPLIT_ROWS
-from slipway.data.samples import RawSample
-from slipway.data.store_form import store_form
+from slipway.data.augmentation.plan import plan_from_params, write_plan
+from slipway.data.engine.rows import SPLIT_ROWS
+from slipway.data.sources.samples import RawSample
+from slipway.data.store.packing import pack
+from slipway.data.store.store_form import store_form
+from slipway.system import files
 from tests.project_params import PROJECT, augment_params
 
 SIZE_PX, NUM_CLASSES, MAX_PIXELS = 32, 10, 10**6

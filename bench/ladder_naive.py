@@ -16,8 +16,8 @@ from torchvision import transforms  # type: ignore[import-untyped]
 from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
 from bench.ladder_data import NUM_CLASSES, SIZE_PX, denoise
-from slipway.network_arguments import SmallResnetArguments
-from slipway.training.small_resnet import SmallResnet
+from slipway.config.network_arguments import SmallResnetArguments
+from slipway.training.networks.small_resnet import SmallResnet
 from tests.project_params import PROJECT
 
 FEWEST_BATCHES, MIN_SECONDS = 3, 1.0

@@ -22,7 +22,7 @@ from PIL import Image
 from bench.conditions import conditions
 from bench.loading_peers import PEERS
 from bench.loading_rounds import CASES, MIN_SECONDS, Case
-from slipway import files
+from slipway.system import files
 
 ROOT = Path.cwd()
 SHARED = ROOT.parent / "shared" / "data"

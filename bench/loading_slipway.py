@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from bench.loading_rounds import CASES, Case, serve
-from slipway.data.augmentation import AugmentPlan, plan_from_params
-from slipway.data.packed import PackedSplit
-from slipway.files import sha256_bytes
-from slipway.freed_memory import keep_freed_memory
-from slipway.preprocess import ImageContract, array_from_bytes
-from slipway.training.batches import ImageChanges, TrainingBatches, cut_step, training_loader
+from slipway.data.augmentation.plan import AugmentPlan, plan_from_params
+from slipway.data.store.packed import PackedSplit
+from slipway.inputs.images import ImageContract, array_from_bytes
+from slipway.system.files import sha256_bytes
+from slipway.system.malloc import keep_freed_memory
+from slipway.training.batches.batches import ImageChanges, TrainingBatches, cut_step, training_loader
 from tests.project_params import augment_params
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.conditions import conditions
-from slipway import files
 from slipway.planning.planning import CPU_SLACK
+from slipway.system import files
 
 RESULT = Path("bench/results/memory_plan.md")
 RESNET = {"width": 64, "blocks": [1, 1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}

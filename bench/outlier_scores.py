@@ -20,14 +20,14 @@ from PIL import Image, ImageFilter
 
 from bench.conditions import conditions
 from bench.data_sets import HOUSING, SHARED
-from slipway import files
-from slipway.columns import ColumnContract
-from slipway.data.packed import PackedSplit, open_split, read_manifest
-from slipway.preprocess import array_from_bytes
-from slipway.training.features import answer_and_features, last_layer
-from slipway.training.networks import Network, TableNetwork, load_network
-from slipway.training.outlier_score import fit_outlier_score
-from slipway.training.prediction import RawAnswers, predict_raw
+from slipway.data.store.packed import PackedSplit, open_split, read_manifest
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import array_from_bytes
+from slipway.system import files
+from slipway.training.networks.features import answer_and_features, last_layer
+from slipway.training.networks.networks import Network, TableNetwork, load_network
+from slipway.training.uncertainty.outlier_score import fit_outlier_score
+from slipway.training.uncertainty.prediction import RawAnswers, predict_raw
 from tests.planted_labels import NO_CHANGES, TABM, cancer, digits, run_stage, write_project
 
 Float = NDArray[np.float64]
@@ -107,7 +107,7 @@ def _blurred(row: Rows) -> Rows:
 
 
 def _cifar10(size_px: int, channels: int) -> Rows:
-    from slipway.preprocess import ImageContract
+    from slipway.inputs.images import ImageContract
 
     contract = ImageContract(
         kind="images", transform=None, size_px=size_px, channels=channels, fit="stretch", interpolation="bilinear", max_pixels=10**6

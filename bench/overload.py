@@ -19,8 +19,8 @@ import httpx
 
 from bench.conditions import conditions
 from bench.serving_overhead import started
-from serving.tuning.load import REFUSED, Answer, by_status, closed_loop, http_request, latency, open_loop, run
-from slipway import files
+from serving.load_test.load import REFUSED, Answer, by_status, closed_loop, http_request, latency, open_loop, run
+from slipway.system import files
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import running
 

@@ -16,15 +16,15 @@ import pyarrow as pa
 from PIL import Image, ImageFilter
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.data.filling import finished_shards, places_of
-from slipway.data.jpeg_inputs import decode_jpeg, encode_jpeg
-from slipway.data.packing import pack
-from slipway.data.parallel import ordered_map
-from slipway.data.rows import SPLIT_ROWS
-from slipway.data.samples import RawSample
-from slipway.data.store_form import StoreForm
-from slipway.preprocess import ImageContract, array_from_bytes, decode_image
+from slipway.data.engine.parallel import ordered_map
+from slipway.data.engine.rows import SPLIT_ROWS
+from slipway.data.sources.samples import RawSample
+from slipway.data.store.filling import finished_shards, places_of
+from slipway.data.store.jpeg_inputs import decode_jpeg, encode_jpeg
+from slipway.data.store.packing import pack
+from slipway.data.store.store_form import StoreForm
+from slipway.inputs.images import ImageContract, array_from_bytes, decode_image
+from slipway.system import files
 
 ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp" / "bench" / "precompute"

@@ -26,13 +26,13 @@ from bench.conditions import conditions
 from bench.serving_overhead import http_request
 from bench.serving_speed import NUM_CONNECTIONS, PACKAGES
 from bench.watching_overhead import CASES
-from serving.front import Front
+from serving.app import Front
 from serving.guard.connections import Connection
-from serving.inference import Inference
-from serving.interpreter import put_aside_what_stays, take_short_turns
+from serving.monitoring.watcher import Watcher
+from serving.process.interpreter import put_aside_what_stays, take_short_turns
 from serving.settings import read_settings
-from serving.watching.watcher import Watcher
-from slipway import files
+from serving.worker import Inference
+from slipway.system import files
 from tests.serving.server import environment
 
 RESULT = Path("bench/results/prediction_steps.md")

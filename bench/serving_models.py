@@ -8,10 +8,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from slipway.bundle import LoadedBundle, OutputContract
+from slipway.artifacts.bundle import LoadedBundle, OutputContract
 from slipway.export.graph import export_graph
-from slipway.preprocess import ImageContract
-from slipway.training.networks import NetworkSpec, build_network
+from slipway.inputs.images import ImageContract
+from slipway.training.networks.networks import NetworkSpec, build_network
 from tests.calibrations import calibrated
 from tests.serving.bundles import certify, write_bundle
 

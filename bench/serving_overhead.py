@@ -21,7 +21,7 @@ from typing import cast
 
 import httpx
 
-from slipway import files
+from slipway.system import files
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, environment, free_port
 

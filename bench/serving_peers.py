@@ -1,7 +1,7 @@
 """The same prediction behind other servers, for bench/serving_speed.py: FastAPI, and an ASGI application that does nothing.
 
 `python -m bench.serving_peers NAME PORT` runs one; bench/litserve_peer.py is LitServe. They may run under a Python of their own that
-has fastapi, python-multipart, litserve, uvicorn, uvloop, httptools, onnxruntime and what `slipway.preprocess` imports. PEER_BUNDLE is
+has fastapi, python-multipart, litserve, uvicorn, uvloop, httptools, onnxruntime and what `slipway.inputs.images` imports. PEER_BUNDLE is
 the folder of the bundle, PEER_CONTRACT its input contract, PEER_INPUT and PEER_OUTPUT name the graph's tensors. Each is as its own
 documentation has it: the decoder is ours, so that it is the frameworks that are compared.
 """
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.preprocess import ImageContract, array_from_bytes
+from slipway.inputs.images import ImageContract, array_from_bytes
 
 MAX_BATCH_SIZE = 32
 
 
 class Model:
-    """The graph of a bundle in ONNX Runtime, with the settings of `slipway.runtime`."""
+    """The graph of a bundle in ONNX Runtime, with the settings of `slipway.runtimes.runtime`."""
 
     def __init__(self) -> None:
         import onnxruntime

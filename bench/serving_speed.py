@@ -28,10 +28,10 @@ from PIL import Image
 from bench.conditions import conditions
 from bench.serving_models import write_large, write_small
 from bench.serving_overhead import Measured, http_request, one_round
-from slipway import files
-from slipway.bundle import LoadedBundle
-from slipway.preprocess import ImageContract
-from slipway.runtime import OnnxRunner, open_onnx
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.inputs.images import ImageContract
+from slipway.runtimes.runtime import OnnxRunner, open_onnx
+from slipway.system import files
 from tests.serving.server import environment, free_port
 
 NUM_CONNECTIONS = 32

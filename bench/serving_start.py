@@ -18,8 +18,8 @@ import httpx
 import pyarrow.parquet as pq
 
 from bench.serving_overhead import machine
-from slipway import files
-from slipway.bundle import load_bundle
+from slipway.artifacts.bundle import load_bundle
+from slipway.system import files
 from tests.serving.server import ROOT, running
 
 NUM_ROUNDS = 9

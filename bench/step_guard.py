@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.params import load_params
-from slipway.preprocess import ImageContract
-from slipway.training.batches import Batch
-from slipway.training.guard import StepGuard
-from slipway.training.networks import NetworkSpec, build_network
+from slipway.config.params import load_params
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.training.batches.batches import Batch
+from slipway.training.networks.networks import NetworkSpec, build_network
+from slipway.training.recipe.nonfinite import StepGuard
 
 RESULT = Path("bench/results/step_guard.md")
 NUM_ROUNDS, STEPS_PER_ROUND = 15, 2

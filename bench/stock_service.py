@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import bentoml
 from bentoml.validators import ContentType
 
-from slipway.bundle import load_bundle
-from slipway.preprocess import ImageContract, array_from_bytes
-from slipway.runtime import open_onnx
+from slipway.artifacts.bundle import load_bundle
+from slipway.inputs.images import ImageContract, array_from_bytes
+from slipway.runtimes.runtime import open_onnx
 
 
 @bentoml.service(name="stock", http={"host": "127.0.0.1"}, traffic={"timeout": 10})

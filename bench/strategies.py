@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from bench.conditions import conditions
-from slipway import files
+from slipway.system import files
 
 ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp" / "bench" / "strategies"

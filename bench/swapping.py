@@ -29,11 +29,11 @@ from bench.conditions import conditions
 from bench.serving_overhead import Caller, http_request
 from serving.rollout import commands
 from serving.settings import Settings, read_settings
-from slipway import files
-from slipway.bundle import load_bundle
-from slipway.calibration import Answers
-from slipway.preprocess import array_from_bytes
-from slipway.runtime import open_onnx
+from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.uncertainty import Answers
+from slipway.inputs.images import array_from_bytes
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
 from tests.serving.bundles import CONTRACT, WEIGHTS, classifier, picture
 from tests.serving.rolling import write_candidate
 from tests.serving.server import Server, environment, running

@@ -16,14 +16,14 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.data.raw_tables import read_raw_table
-from slipway.data.rows import QUARANTINE, ROWS, write_table
-from slipway.data.table_cleaning import clean_table
-from slipway.data.table_files import write_cells
-from slipway.data.table_report import table_report
-from slipway.params import load_params
-from slipway.params_sections import CleanParams, DataParams
+from slipway.config.params import load_params
+from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
+from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.cleaning import clean_table
+from slipway.data.tables.files import write_cells
+from slipway.data.tables.report import table_report
+from slipway.system import files
 
 ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp" / "bench" / "tables"

@@ -17,20 +17,20 @@ import pytorch_lightning as pl
 import torch
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.data.augmentation import plan_from_params
-from slipway.data.packed import PackedManifest, PackedSplit
-from slipway.params import load_params
-from slipway.params_sections import TrainParams
-from slipway.preprocess import ImageContract
-from slipway.training.batches import ImageChanges, TrainingBatches, cut_step, training_loader
+from slipway.config.params import load_params
+from slipway.config.sections import TrainParams
+from slipway.data.augmentation.plan import plan_from_params
+from slipway.data.store.packed import PackedManifest, PackedSplit
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.training.batches.batches import ImageChanges, TrainingBatches, cut_step, training_loader
 from slipway.training.job import network_spec
 from slipway.training.module import TrainingModule
-from slipway.training.networks import build_network
-from slipway.training.progress import silence_chatter
-from slipway.training.run_log import RunLog
-from slipway.training.step_clock import StepClock
-from slipway.training.telemetry import StepTelemetry, Where
+from slipway.training.networks.networks import build_network
+from slipway.training.telemetry.progress import silence_chatter
+from slipway.training.telemetry.run_log import RunLog
+from slipway.training.telemetry.step_clock import StepClock
+from slipway.training.telemetry.telemetry import StepTelemetry, Where
 
 SCRATCH = Path("tmp/bench/telemetry")
 RESULT = Path("bench/results/telemetry_overhead.md")

@@ -18,17 +18,17 @@ import torch
 from torch.nn import functional as F
 
 from bench.conditions import conditions
-from slipway import files
-from slipway.data import packed
-from slipway.data.augmentation import plan_from_params, write_plan
-from slipway.preprocess import ImageContract
+from slipway.data.augmentation.plan import plan_from_params, write_plan
+from slipway.data.store import packed
+from slipway.inputs.images import ImageContract
+from slipway.system import files
 from slipway.training.assembly import prepare_process, step_arguments, training_batches, training_module
-from slipway.training.batches import Batch, TrainingBatches, training_loader
-from slipway.training.execution import arrange
+from slipway.training.batches.batches import Batch, TrainingBatches, training_loader
+from slipway.training.distributed.execution import arrange
 from slipway.training.job import Job, Paths, prepare
-from slipway.training.networks import Network, build_network
-from slipway.training.optimizers import optimizer_and_schedule
-from slipway.training.progress import silence_chatter
+from slipway.training.networks.networks import Network, build_network
+from slipway.training.recipe.optimizers import optimizer_and_schedule
+from slipway.training.telemetry.progress import silence_chatter
 from tests.packed_rows import packed_rows
 from tests.project_params import PROJECT, augment_params
 
@@ -125,7 +125,7 @@ def hand_written(job: Job, network: Network, batches: TrainingBatches) -> Iterat
 
 
 def _inputs(batch: Batch, device: torch.device) -> torch.Tensor:
-    from slipway.training.augmentation import Changes, augment_batch
+    from slipway.training.augmentation.batch import Changes, augment_batch
 
     inputs = batch.inputs.to(device, non_blocking=True)
     if batch.changes is None:

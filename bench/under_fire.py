@@ -14,8 +14,8 @@ import psutil
 
 from bench.conditions import conditions
 from bench.serving_overhead import started
-from serving.tuning.load import REFUSED, Answer, ask_each, by_status, http_request
-from slipway import files
+from serving.load_test.load import REFUSED, Answer, ask_each, by_status, http_request
+from slipway.system import files
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.generated import image_case, is_right
 

@@ -25,11 +25,11 @@ from bench.serving_models import write_large, write_small
 from bench.serving_overhead import Measured, http_request
 from bench.serving_speed import LONGEST_WAIT_S, NUM_CONNECTIONS, PACKAGES, WARM_UP_S, digit, measure, photograph
 from bench.watching_turns import FILE, ORDER, SECONDS, Turn
-from slipway import files
-from slipway.bundle import LoadedBundle
+from slipway.artifacts.bundle import LoadedBundle
 from slipway.drift.reference import ReferenceRows
-from slipway.preprocess import ImageContract, array_from_bytes
-from slipway.runtime import open_onnx
+from slipway.inputs.images import ImageContract, array_from_bytes
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
 from tests.serving.server import running
 from tests.serving.watched import with_reference
 

@@ -4,7 +4,7 @@ import asyncio
 
 from bench.watching_turns import take_turns
 from serving import service
-from serving.inference import Inference
+from serving.worker import Inference
 
 Slipway = service.Slipway  # what `bentoml serve` is told to serve
 

@@ -12,9 +12,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from serving.inference import Inference
-from serving.watching.watcher import Watcher
-from slipway import files
+from serving.monitoring.watcher import Watcher
+from serving.worker import Inference
+from slipway.system import files
 
 FILE, ORDER, SECONDS = "BENCH_TURNS", "BENCH_ORDER", "BENCH_TURN_SECONDS"
 

@@ -1,7 +1,7 @@
 """The BentoML service: `bentoml serve` starts it, `bentoml build` packs it.
 
 BentoML keeps processes, lifecycle, building and the description of the API. HTTP itself is answered by
-the front (serving/front.py), which wraps BentoML's application. Binds to 127.0.0.1 unless told otherwise.
+the front (serving/app.py), which wraps BentoML's application. Binds to 127.0.0.1 unless told otherwise.
 """
 
 import functools
@@ -16,20 +16,20 @@ from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
-from serving.api import predict_method, read_columns, summary
-from serving.draining import drain_on_sigterm
-from serving.front import Front
-from serving.guard.binding import require_safe_start
+from serving.api_docs.api import predict_method, read_columns, summary
+from serving.app import Front
+from serving.auth.binding import require_safe_start
 from serving.guard.connections import limit_connections
-from serving.guard.operator_port import OperatorPort
-from serving.inference import Inference
-from serving.interpreter import put_aside_what_stays, take_short_turns
 from serving.metrics.monitoring import open_server_directory, tether_to_server
-from serving.packing import bento_labels
+from serving.process.draining import drain_on_sigterm
+from serving.process.interpreter import put_aside_what_stays, take_short_turns
+from serving.process.operator_port import OperatorPort
+from serving.process.packing import bento_labels
 from serving.rollout.store import served_bundle
 from serving.settings import SettingsError, read_settings
-from slipway.errors import SlipwayError
-from slipway.freed_memory import keep_little_freed_memory
+from serving.worker import Inference
+from slipway.system.errors import SlipwayError
+from slipway.system.malloc import keep_little_freed_memory
 
 try:
     SETTINGS = read_settings()
@@ -98,7 +98,7 @@ class Slipway:
     @staticmethod
     def prepare() -> None:
         """Once, before any worker starts: what stands against listening is one line, not a traceback of the process manager."""
-        from serving.supervising import supervise  # the process manager, which no worker needs
+        from serving.process.supervising import supervise  # the process manager, which no worker needs
 
         supervise()
         open_server_directory(Path(BentoMLContainer.bentoml_home.get()) / "slipway_metrics")

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from slipway.cores import num_cores
-from slipway.errors import SlipwayError
+from slipway.system.cores import num_cores
+from slipway.system.errors import SlipwayError
 
 PREFIX = "SLIPWAY_"
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, or `src` of a built bento

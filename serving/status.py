@@ -10,8 +10,8 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Any
 
-from serving.guard.server_paths import without_server_paths
-from serving.inference import Inference
+from serving.http.server_paths import without_server_paths
+from serving.worker import Inference
 
 logger = logging.getLogger("bentoml.slipway")
 

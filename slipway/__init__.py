@@ -1,1 +1,1 @@
-"""Slipway's library: ring 0 in this folder, then `data`, `reports`, `training` and `export` (see docs/pipeline.md)."""
+"""Slipway's library: ring 0 (`system` to `traffic`), then `data`, `reports`, `training` and `export` (see docs/pipeline.md)."""

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.data.audit_folds import audited_rows
-from slipway.data.rows import SPLIT_ROWS, read_table
-from slipway.data.work_folder import work_folder
-from slipway.params import Params
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.data.engine.rows import SPLIT_ROWS, read_table
+from slipway.data.engine.work_folder import work_folder
+from slipway.data.splits.audit_folds import audited_rows
 from slipway.reports.label_issues import LabelIssues, judge, report, write_rows
 from slipway.reports.label_issues_page import label_issues_page, page_of_no_audit
+from slipway.system import files
 
 PACKED = Path("data/packed")
 AUGMENTED = Path("data/augmented")
@@ -30,7 +30,7 @@ def run(params: Params) -> None:
 
 
 def _audit(params: Params) -> None:
-    from slipway.training.out_of_fold import FoldPaths, plan_folds, predict_out_of_fold
+    from slipway.training.uncertainty.out_of_fold import FoldPaths, plan_folds, predict_out_of_fold
 
     rows = audited_rows(read_table(SPLIT / "rows.parquet", SPLIT_ROWS))
     training = plan_folds(params.seed, params.train, params.audit, rows, FoldPaths(PACKED, AUGMENTED, Path()))

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.contract import is_table
-from slipway.data.augmentation import AugmentPlan, operations, plan_from_params, without_operations, write_plan
-from slipway.data.packed import PackedSplit, open_split, read_manifest
-from slipway.params import Params
-from slipway.preprocess import ImageContract
-from slipway.training.contact_sheet import contact_sheet
-from slipway.training.offline_copies import write_copies
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.data.augmentation.plan import AugmentPlan, operations, plan_from_params, without_operations, write_plan
+from slipway.data.store.packed import PackedSplit, open_split, read_manifest
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.system.contract import is_table
+from slipway.training.augmentation.contact_sheet import contact_sheet
+from slipway.training.augmentation.offline_copies import write_copies
 
 PACKED = Path("data/packed")
 AUGMENTED = Path("data/augmented")

@@ -3,26 +3,27 @@
 from functools import partial
 from pathlib import Path
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.contract import is_table
-from slipway.data import cleaning, sources
-from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.clean_report import CleanReport, to_json
-from slipway.data.digests import read_digests
-from slipway.data.image_report import image_report
-from slipway.data.progress import progress
-from slipway.data.raw_tables import read_raw_table
-from slipway.data.rows import QUARANTINE, ROWS, write_table
-from slipway.data.table_cleaning import clean_table
-from slipway.data.table_files import write_cells
-from slipway.data.table_report import column_notes, conflict_hint, table_report
-from slipway.data.table_source import find_table
-from slipway.errors import DataError
-from slipway.params import Params
-from slipway.params_sections import DataParams
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.config.sections import DataParams
+from slipway.data.engine.progress import progress
+from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
+from slipway.data.images import cleaning
+from slipway.data.images.report import image_report
+from slipway.data.rules.report import CleanReport, to_json
+from slipway.data.sources import sources
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.checksums import read_digests
+from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.cleaning import clean_table
+from slipway.data.tables.files import write_cells
+from slipway.data.tables.report import column_notes, conflict_hint, table_report
+from slipway.data.tables.source import find_table
 from slipway.reports.clean_page import Pictures, clean_page
 from slipway.reports.clean_pictures import pictures_of
+from slipway.system import files
+from slipway.system.contract import is_table
+from slipway.system.errors import DataError
 
 CLEAN = Path("data/clean")
 REPORT = Path("reports/clean.json")

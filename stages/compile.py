@@ -7,18 +7,18 @@ bundle; the engine is built for the GPU there and certified on the bundle's cana
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway import files
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.certificate import Execution
-from slipway.command import run_command, run_stage
-from slipway.compilation import compile_engine
-from slipway.errors import EngineError
-from slipway.passport import EngineRequest, Profile, write_receipt
-from slipway.rebuild import rebuild_engine
-from slipway.runtime import why_unavailable
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.engine_manifest import EngineRequest, Profile, write_receipt
+from slipway.config.command import run_command, run_stage
+from slipway.runtimes.compilation import compile_engine
+from slipway.runtimes.rebuild import rebuild_engine
+from slipway.runtimes.runtime import why_unavailable
+from slipway.system import files
+from slipway.system.errors import EngineError
 
 if TYPE_CHECKING:
-    from slipway.params import Params
+    from slipway.config.params import Params
 
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")

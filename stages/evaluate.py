@@ -3,19 +3,17 @@
 from functools import partial
 from pathlib import Path
 
-from slipway import files
-from slipway.calibration import write_calibration
-from slipway.command import run_stage
-from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
-from slipway.data.raw_columns import read_raw_columns
-from slipway.data.rows import SPLIT_ROWS, read_table
-from slipway.data.transform_table import TRANSFORM_TABLE
-from slipway.errors import SchemaError
+from slipway.artifacts.uncertainty import write_calibration
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.config.sections import DataParams
+from slipway.data.engine.rows import SPLIT_ROWS, read_table
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.data.store.transform_table import TRANSFORM_TABLE
+from slipway.data.tables.raw_columns import read_raw_columns
 from slipway.export.released import ask_released, open_released
-from slipway.metrics import Resampling
-from slipway.params import Params
-from slipway.params_sections import DataParams
+from slipway.metrics.scores import Resampling
 from slipway.reports.calibration import Worth, uncalibrated
 from slipway.reports.evaluation import write_evaluation
 from slipway.reports.evaluation_page import evaluation_page
@@ -26,11 +24,13 @@ from slipway.reports.plots import write_plots
 from slipway.reports.predictions import write_predictions
 from slipway.reports.release_comparison import ReleasedAnswers
 from slipway.reports.slices import Dimension, built_in_dimensions, of_column
-from slipway.training.calibrating import Calibrator
-from slipway.training.curves import read_curves
-from slipway.training.networks import NetworkSpec, load_network
-from slipway.training.outlier_score import save_outlier_score
-from slipway.training.prediction import default_device
+from slipway.system import files
+from slipway.system.errors import SchemaError
+from slipway.training.networks.networks import NetworkSpec, load_network
+from slipway.training.telemetry.curves import read_curves
+from slipway.training.uncertainty.calibrating import Calibrator
+from slipway.training.uncertainty.outlier_score import save_outlier_score
+from slipway.training.uncertainty.prediction import default_device
 
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")

@@ -3,14 +3,14 @@
 from functools import partial
 from pathlib import Path
 
-from slipway import files
-from slipway.calibration import read_calibration
-from slipway.command import run_stage
-from slipway.data.packed import open_split, read_manifest
-from slipway.metrics import Resampling
-from slipway.params import Params
+from slipway.artifacts.uncertainty import read_calibration
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation import read_metrics
 from slipway.reports.leaderboard_page import leaderboard_page, leaderboard_text
+from slipway.system import files
 
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")
@@ -30,9 +30,9 @@ def run(params: Params) -> None:
     from slipway.export.lineage import trace_lineage
     from slipway.export.model_card import CardFacts, model_card, read_report
     from slipway.export.variants import calibration_rows
-    from slipway.training.calibrated import calibrated
-    from slipway.training.networks import load_network, read_model_card
-    from slipway.training.pruned import load_pruned, read_pruned
+    from slipway.training.networks.networks import load_network, read_model_card
+    from slipway.training.pruning.result import load_pruned, read_pruned
+    from slipway.training.uncertainty.calibrated import calibrated
 
     card, calibration = read_model_card(CHECKPOINT), read_calibration(CALIBRATION)
     smaller = read_pruned(PRUNED, card.weights_sha256)

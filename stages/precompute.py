@@ -6,21 +6,22 @@ A killed run goes on where it was.
 import math
 from pathlib import Path
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.contract import is_table
-from slipway.data import packing, sources
-from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.disk_space import check_disk_space, space_needed
-from slipway.data.jpeg_inputs import JPEG
-from slipway.data.packed import SPLITS
-from slipway.data.progress import progress
-from slipway.data.rows import SPLIT_ROWS, read_table
-from slipway.data.store_form import store_form
-from slipway.data.table_files import read_cells
-from slipway.data.table_packing import pack_table, rare_categories
-from slipway.data.work_folder import work_folder
-from slipway.params import Params
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.data.engine.progress import progress
+from slipway.data.engine.rows import SPLIT_ROWS, read_table
+from slipway.data.engine.work_folder import work_folder
+from slipway.data.sources import sources
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.store import packing
+from slipway.data.store.disk_space import check_disk_space, space_needed
+from slipway.data.store.jpeg_inputs import JPEG
+from slipway.data.store.packed import SPLITS
+from slipway.data.store.store_form import store_form
+from slipway.data.tables.files import read_cells
+from slipway.data.tables.packing import pack_table, rare_categories
+from slipway.system import files
+from slipway.system.contract import is_table
 
 CLEAN = Path("data/clean")
 SPLIT = Path("data/split")

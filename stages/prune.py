@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.params import Params
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.system import files
 
 CHECKPOINT = Path("artifacts/checkpoint")
 PACKED = Path("data/packed")
@@ -25,8 +25,8 @@ def run(params: Params) -> None:
 
 
 def _prune(params: Params) -> None:
-    from slipway.training.pruned import save_pruned
-    from slipway.training.pruning_run import PrunePaths, prune
+    from slipway.training.pruning.result import save_pruned
+    from slipway.training.pruning.run import PrunePaths, prune
 
     found = prune(params.seed, params.train, params.prune, params.evaluate, PrunePaths(CHECKPOINT, PACKED, AUGMENTED))
     save_pruned(PRUNED, found.card, found.weights, found.fitted.score)

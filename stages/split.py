@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.data.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
-from slipway.data.split_report import report, summary
-from slipway.data.splitting import check_columns, split_rows
-from slipway.params import Params
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
+from slipway.data.splits.report import report, summary
+from slipway.data.splits.splitting import check_columns, split_rows
 from slipway.reports.split_page import split_page
+from slipway.system import files
 
 CLEAN = Path("data/clean")
 SPLIT = Path("data/split")

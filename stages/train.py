@@ -1,14 +1,14 @@
 """Trains the network on the packed store and writes `artifacts/checkpoint/` and `metrics/train.json`."""
 
-from slipway.command import run_stage
-from slipway.params import Params
+from slipway.config.command import run_stage
+from slipway.config.params import Params
 
 
 def run(params: Params) -> None:
     """Train as `params.train` asks, in as many processes as it asks for."""
     # Here, since these write caches when they are imported: a disk that refuses is then told as one.
+    from slipway.training.distributed.launchers import relaunch
     from slipway.training.job import PROJECT_PATHS
-    from slipway.training.launchers import relaunch
     from slipway.training.run import train
 
     relaunch("stages.train")

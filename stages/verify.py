@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway import files
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.calibration import read_calibration
-from slipway.certificate import first_fault, write_certificate
-from slipway.command import run_stage
-from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.metrics import Resampling
-from slipway.params import Params
-from slipway.passport import PASSPORT
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import first_fault, write_certificate
+from slipway.artifacts.engine_manifest import PASSPORT
+from slipway.artifacts.uncertainty import read_calibration
+from slipway.config.command import run_stage
+from slipway.config.params import Params
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.metrics.scores import Resampling
+from slipway.system import files
 
 if TYPE_CHECKING:
     from slipway.export.comparison import Comparison
@@ -38,8 +38,8 @@ def run(params: Params) -> None:
     from slipway.export.comparison import Comparison, read_test_rows
     from slipway.export.hops import HopRunner
     from slipway.reports.verify_page import Answered, verify_page
-    from slipway.training.calibrated import calibrated
-    from slipway.training.networks import load_network
+    from slipway.training.networks.networks import load_network
+    from slipway.training.uncertainty.calibrated import calibrated
 
     bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
     bundle.verify()

@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from slipway.calibration import Calibration, Conformal, Outlier
-from slipway.training.calibrated import CalibratedNetwork
-from slipway.training.features import answer_and_features, telling_layer
-from slipway.training.outlier_score import fit_outlier_score
+from slipway.artifacts.uncertainty import Calibration, Conformal, Outlier
+from slipway.training.networks.features import answer_and_features, telling_layer
+from slipway.training.uncertainty.calibrated import CalibratedNetwork
+from slipway.training.uncertainty.outlier_score import fit_outlier_score
 
 CALIBRATION = Calibration(
     temperature=1.0,

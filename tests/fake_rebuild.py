@@ -1,8 +1,8 @@
-"""`python -m tests.fake_rebuild BUNDLE ENGINE REBUILT`: the process `slipway.rebuild`, where there is a GPU only in pretence."""
+"""`python -m tests.fake_rebuild BUNDLE ENGINE REBUILT`: the process `slipway.runtimes.rebuild`, where there is a GPU only in pretence."""
 
 import sys
 
-from slipway.rebuild import main
+from slipway.runtimes.rebuild import main
 from tests import fake_tensorrt
 
 if __name__ == "__main__":

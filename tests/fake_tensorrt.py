@@ -18,7 +18,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from slipway import rebuild, runtime
+from slipway.runtimes import rebuild, runtime
 
 __version__ = "10.16.1"
 GPU = {
@@ -46,7 +46,7 @@ def pretend(change: Callable[[Any, str, Any], None]) -> None:
 
 
 class Device:
-    """What `slipway.cuda_device.CudaDevice` is on a GPU; the stream's work is done at once."""
+    """What `slipway.runtimes.cuda.CudaDevice` is on a GPU; the stream's work is done at once."""
 
     stream = STREAM
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.metrics import Resampling
+from slipway.metrics.scores import Resampling
 
 FEW = Resampling(seed=1, num_samples=40, confidence=0.95)  # with so many one has rows of two classes
 TWO = Resampling(seed=1, num_samples=2, confidence=0.95)

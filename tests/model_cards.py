@@ -1,6 +1,6 @@
 """The description of a checkpoint that no training has made."""
 
-from slipway.training.networks import ModelCard, NetworkSpec, TrainingSetup
+from slipway.training.networks.networks import ModelCard, NetworkSpec, TrainingSetup
 
 SETUP = TrainingSetup(
     strategy="single", precision="32-true", accelerator="cpu", world_size=1, zero_stage=None, offload="none", parameter_dtype="float32"

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from slipway.data.packed import PackedSplit
-from slipway.data.rows import PACKED_ROWS, SPLIT_ROWS, read_table, write_table
+from slipway.data.engine.rows import PACKED_ROWS, SPLIT_ROWS, read_table, write_table
+from slipway.data.store.packed import PackedSplit
 
 
 def packed_rows(ids: Sequence[str], sources: Sequence[str], targets: ArrayLike) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Small tables on disk as the precompute stage packs them: columns fitted on the training rows and encoded by `slipway.columns`."""
+"""Small tables on disk as the precompute stage packs them: columns fitted on the training rows and encoded by `slipway.inputs.columns`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.columns import Cell, Column, ColumnContract, encode
-from slipway.contract import Task, is_classification
-from slipway.data import packed
-from slipway.data.packed import PackedManifest, TargetScale
-from slipway.data.rows import PACKED_ROWS
+from slipway.data.engine.rows import PACKED_ROWS
+from slipway.data.store import packed
+from slipway.data.store.packed import PackedManifest, TargetScale
+from slipway.inputs.columns import Cell, Column, ColumnContract, encode
+from slipway.system import files
+from slipway.system.contract import Task, is_classification
 from tests.packed_rows import packed_rows
 
 CLASSES = ["high", "low"]

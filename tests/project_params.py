@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slipway.data.augmentation import NEUTRAL
-from slipway.params import Params, load_params
-from slipway.params_sections import AugmentParams, CleanParams, SplitParams
+from slipway.config.params import Params, load_params
+from slipway.config.sections import AugmentParams, CleanParams, SplitParams
+from slipway.data.augmentation.plan import NEUTRAL
 
 PROJECT: Params = load_params(Path(__file__).resolve().parents[1] / "params.yaml")
 

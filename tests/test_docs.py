@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from slipway.data.rules import IMAGE_RULES, TABLE_RULES
-from slipway.params import Params, parse_params
-from slipway.params_sections import Gate
+from slipway.config.params import Params, parse_params
+from slipway.config.sections import Gate
+from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/params.md").read_text()

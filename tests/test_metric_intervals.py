@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway import metrics
-from slipway.errors import MetricError
-from slipway.metrics import (
+from slipway.metrics import scores as metrics
+from slipway.metrics.scores import (
     Resampling,
     classification_metrics,
     confusion_matrix,
     regression_metrics,
     wilson_interval,
 )
+from slipway.system.errors import MetricError
 from tests.metric_cases import FEW, THOUSAND, one_hot, random_case
 
 pytestmark = [

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from slipway import user_function
+from slipway.inputs import user_function
 
 
 class WriteFunctions(Protocol):

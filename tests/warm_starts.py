@@ -33,8 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _PRELOADED = (
     "slipway.training.job",
     "slipway.training.run",
-    "slipway.command",
-    "slipway.params",
+    "slipway.config.command",
+    "slipway.config.params",
     "deepspeed.runtime.engine",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "dvc.cachemgr",

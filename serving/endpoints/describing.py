@@ -1,10 +1,10 @@
 """What is served: the model card."""
 
-from serving.guard.server_paths import without_server_paths
-from serving.inference import Inference
-from serving.responses import Response, json_response
-from serving.routes import READING, Operation, Request, Route, Routes, always
-from serving.schemas import ANYTHING
+from serving.api_docs.schemas import ANYTHING
+from serving.http.responses import Response, json_response
+from serving.http.routes import READING, Operation, Request, Route, Routes, always
+from serving.http.server_paths import without_server_paths
+from serving.worker import Inference
 
 # What says why; the rest of the card is the model's own: labels, columns and categories may look like paths.
 _REASONS = ("execution", "choice", "left_out", "certificate", "target_certificate", "lineage", "rebuild", "rolled_out")

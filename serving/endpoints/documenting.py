@@ -2,12 +2,12 @@
 
 import re
 
-from serving.docs_page import POLICY, render_docs
-from serving.inference import Inference
-from serving.openapi import openapi
-from serving.responses import Response, json_response
-from serving.routes import READING, Operation, Request, Route, Routes, always
-from serving.schemas import ANYTHING, TEXT
+from serving.api_docs.docs_page import POLICY, render_docs
+from serving.api_docs.openapi import openapi
+from serving.api_docs.schemas import ANYTHING, TEXT
+from serving.http.responses import Response, json_response
+from serving.http.routes import READING, Operation, Request, Route, Routes, always
+from serving.worker import Inference
 
 PASSED_ON = ("/schema.json",)  # BentoML answers: what bentoml.SyncHTTPClient asks for
 _SANE_HOST = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")

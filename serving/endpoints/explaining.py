@@ -3,13 +3,13 @@
 import asyncio
 from dataclasses import replace
 
+from serving.api_docs.schemas import ANYTHING
 from serving.endpoints.predicting import describe_predict
-from serving.inference import Inference
-from serving.reading import read_payload
-from serving.responses import Refusal, Response, json_response
-from serving.routes import Operation, Request, Route, Routes
-from serving.schemas import ANYTHING
-from slipway.bundle import Bundle
+from serving.http.responses import Refusal, Response, json_response
+from serving.http.routes import Operation, Request, Route, Routes
+from serving.requests.reading import read_payload
+from serving.worker import Inference
+from slipway.artifacts.bundle import Bundle
 
 
 def routes(inference: Inference) -> Routes:

@@ -5,13 +5,13 @@ import json
 import shlex
 from dataclasses import replace
 
-from serving.inference import Inference
-from serving.reading import read_json
-from serving.responses import Refusal, Response, json_response
-from serving.routes import Operation, Request, Route, Routes
-from serving.schemas import ANYTHING, TEXT
-from serving.watching.feedback import ACCEPTED_TRUTHS
-from slipway.bundle import Bundle
+from serving.api_docs.schemas import ANYTHING, TEXT
+from serving.http.responses import Refusal, Response, json_response
+from serving.http.routes import Operation, Request, Route, Routes
+from serving.monitoring.feedback import ACCEPTED_TRUTHS
+from serving.requests.reading import read_json
+from serving.worker import Inference
+from slipway.artifacts.bundle import Bundle
 
 _TRUTH = {"type": "object", "required": ["request_id", "truth"], "properties": {"request_id": TEXT, "truth": {}}}
 _SEVERAL = {"type": "object", "required": ["feedback"], "properties": {"feedback": {"type": "array", "items": _TRUTH}}}

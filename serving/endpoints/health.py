@@ -2,10 +2,10 @@
 
 import asyncio
 
-from serving.inference import Inference
-from serving.responses import Response, json_response
-from serving.routes import READING, Operation, Request, Route, Routes, always
-from serving.schemas import TEXT
+from serving.api_docs.schemas import TEXT
+from serving.http.responses import Response, json_response
+from serving.http.routes import READING, Operation, Request, Route, Routes, always
+from serving.worker import Inference
 
 PROBES = ("/livez", "/healthz", "/readyz")
 _STATUS = {"type": "object", "required": ["status"], "properties": {"status": TEXT, "model_version": TEXT}}

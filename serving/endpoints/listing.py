@@ -1,8 +1,8 @@
 """All of them together."""
 
 from serving.endpoints import describing, documenting, explaining, feedback, health, page, predicting, rollout, status, v2
-from serving.inference import Inference
-from serving.routes import Routes
+from serving.http.routes import Routes
+from serving.worker import Inference
 
 
 def all_routes(inference: Inference) -> Routes:

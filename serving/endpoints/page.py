@@ -2,11 +2,11 @@
 
 from pathlib import PurePosixPath
 
-from serving.inference import Inference
+from serving.api_docs.schemas import TEXT
+from serving.http.responses import Refusal, Response
+from serving.http.routes import READING, Operation, Request, Route, Routes, always
 from serving.page.site import CONTENT_TYPES, POLICY, STATIC, File, choose_language, read_site, takes_gzip
-from serving.responses import Refusal, Response
-from serving.routes import READING, Operation, Request, Route, Routes, always
-from serving.schemas import TEXT
+from serving.worker import Inference
 
 _PAGE = Operation("The page for people.", answers={"text/html": TEXT})
 _FILE = Operation("A file of the page.", answers={"text/javascript": TEXT, "text/css": TEXT}, errors=("not_found",))

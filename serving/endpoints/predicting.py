@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
-from serving.description import example_row
-from serving.inference import Inference
-from serving.payload import Payload
-from serving.reading import read_payload
-from serving.responses import Refusal, Response, finite_json_response
-from serving.routes import Operation, Request, Route, Routes
-from serving.schemas import payload_content, prediction_content
-from slipway.bundle import Bundle
-from slipway.columns import ColumnContract
+from serving.api_docs.description import example_row
+from serving.api_docs.schemas import payload_content, prediction_content
+from serving.http.responses import Refusal, Response, finite_json_response
+from serving.http.routes import Operation, Request, Route, Routes
+from serving.requests.payload import Payload
+from serving.requests.reading import read_payload
+from serving.worker import Inference
+from slipway.artifacts.bundle import Bundle
+from slipway.inputs.columns import ColumnContract
 
 _OF_ANY_INPUT = (
     "malformed_body", "length_required", "body_too_large", "unsupported_media_type", "body_timeout", "deadline_exceeded", "queue_full",

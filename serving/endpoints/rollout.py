@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
-from serving.inference import Inference
-from serving.reading import read_json
-from serving.responses import Refusal, Response, json_response
+from serving.api_docs.schemas import ANYTHING
+from serving.http.responses import Refusal, Response, json_response
+from serving.http.routes import READING, Operation, Request, Route, Routes, always
+from serving.http.strict_json import may_exceed, parse
+from serving.requests.reading import read_json
 from serving.rollout import commands
 from serving.rollout.state import Allowed, Mode, Plan
-from serving.routes import READING, Operation, Request, Route, Routes, always
-from serving.schemas import ANYTHING
 from serving.settings import ROOT
-from serving.strict_json import may_exceed, parse
-from slipway.contract import Contract
-from slipway.errors import LockedError, SlipwayError
+from serving.worker import Inference
+from slipway.system.contract import Contract
+from slipway.system.errors import LockedError, SlipwayError
 
 _MAX_BYTES = 64 << 10
 _MAX_VALUES = 200

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
-from serving.inference import Inference
-from serving.responses import Response, json_response
-from serving.routes import READING, Operation, Request, Route, Routes, always
-from serving.schemas import ANYTHING
+from serving.api_docs.schemas import ANYTHING
+from serving.http.responses import Response, json_response
+from serving.http.routes import READING, Operation, Request, Route, Routes, always
 from serving.status import Status
+from serving.worker import Inference
 
 _STATUS = Operation("How the service fares: model, traffic, drift, feedback, rollout, GPUs.", answers={"application/json": ANYTHING})
 

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from serving.api_docs.schemas import ANYTHING
 from serving.endpoints.predicting import predict_within_deadline
-from serving.inference import Inference
-from serving.model import ServedModel
+from serving.http.responses import Refusal, Response, json_response
+from serving.http.routes import READING, Operation, Request, Route, Routes, always
+from serving.models.model import ServedModel
 from serving.open_inference.adapting import as_outputs, as_payload, describe, is_quickly_read, is_quickly_written
 from serving.open_inference.messages import HEAD_LENGTH, InferRequest, parse_request, response
-from serving.payload import Payload
-from serving.reading import read_body
-from serving.responses import Refusal, Response, json_response
-from serving.routes import READING, Operation, Request, Route, Routes, always
-from serving.schemas import ANYTHING
+from serving.requests.payload import Payload
+from serving.requests.reading import read_body
+from serving.worker import Inference
 
 MODEL = "slipway"
 _EXTENSIONS = ["binary_tensor_data", "classification"]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batching import MicroBatcher
-from serving.model import AnsweredRow
-from serving.responses import Refusal
+from serving.http.responses import Refusal
+from serving.models.batching import MicroBatcher
+from serving.models.model import AnsweredRow
 
 logger = logging.getLogger("bentoml.slipway")
 

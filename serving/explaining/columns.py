@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.description import example_row
-from slipway.columns import ColumnContract, encode_rows, read_row
+from serving.api_docs.description import example_row
+from slipway.inputs.columns import ColumnContract, encode_rows, read_row
 
 
 def usual_vector(contract: ColumnContract) -> NDArray[np.float32]:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.decoding import Decoded
 from serving.explaining import columns, occlusion, pictures, shapley
 from serving.explaining.background import BackgroundRows
-from serving.live_model import LiveModel
-from serving.model import AnsweredRow, InvalidAnswerError
-from serving.payload import Payload
-from serving.responses import RETRY_AFTER, Refusal
-from slipway.columns import ColumnContract
+from serving.http.responses import RETRY_AFTER, Refusal
+from serving.models.live_model import LiveModel
+from serving.models.model import AnsweredRow, InvalidAnswerError
+from serving.requests.decoding import Decoded
+from serving.requests.payload import Payload
+from slipway.inputs.columns import ColumnContract
 
 # Asked about in one explanation at most, the first that the time allows: few steps, so that noise changes nothing.
 ROWS = (1024, 256, 64, 16, 4)

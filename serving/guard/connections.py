@@ -2,7 +2,7 @@
 
 uvicorn (0.54) has no such limits, so this is its own HTTP protocol with them, and with our one shape for
 bytes that are no HTTP. What could be read as two different requests is refused (serving/guard/framing.py), and so are connections
-from elsewhere where nobody has allowed them (serving/guard/binding.py).
+from elsewhere where nobody has allowed them (serving/auth/binding.py).
 """
 
 import asyncio
@@ -17,16 +17,16 @@ import httptools
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from serving.front import Front
-from serving.guard.binding import is_guarded, is_loopback
+from serving.app import Front
+from serving.auth.binding import is_guarded, is_loopback
 from serving.guard.exchange import Exchange
 from serving.guard.flow import Flow
 from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES, clearly_framed
 from serving.guard.repeated_head import Head, RepeatedHead, repeated_head
-from serving.inference import Inference
-from serving.request_ids import new_request_id, request_id_of
-from serving.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
-from serving.routes import Request
+from serving.http.request_ids import new_request_id, request_id_of
+from serving.http.responses import RETRY_AFTER, Refusal, encoded_headers, error_response
+from serving.http.routes import Request
+from serving.worker import Inference
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
-from serving.responses import Response, encoded_headers, head_lines
-from serving.routes import Request
+from serving.http.responses import Response, encoded_headers, head_lines
+from serving.http.routes import Request
 
 if TYPE_CHECKING:
     from serving.guard.connections import Connection

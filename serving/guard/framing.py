@@ -7,7 +7,7 @@ release. The largest numbers of headers and of bytes in a URL are here, too.
 
 from collections.abc import Mapping, Sequence
 
-from serving.responses import Refusal
+from serving.http.responses import Refusal
 
 MAX_HEADERS = 100  # of one request, with those behind a chunked body
 MAX_URL_BYTES = 8 << 10

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 
-from slipway.files import claim_space
+from slipway.system.files import claim_space
 
 logger = logging.getLogger("bentoml.slipway")
 

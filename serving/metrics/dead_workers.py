@@ -23,7 +23,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from serving.metrics.claimed_files import new_claimed_file
-from slipway.files import is_alive
+from slipway.system.files import is_alive
 
 logger = logging.getLogger("bentoml.slipway")
 

@@ -19,18 +19,18 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from serving.keeping import OUTCOMES
+from serving.http.responses import ERRORS
 from serving.metrics.claimed_files import claim_metric_files
 from serving.metrics.dead_workers import WorkersCollector, settled
 from serving.metrics.tallies import Count, Distribution, Level, Tally
 from serving.metrics.traffic import traffic
-from serving.model import ServedModel
-from serving.responses import ERRORS
+from serving.models.model import ServedModel
+from serving.monitoring.metrics import WatchingMetrics
+from serving.request_log.logger import OUTCOMES
 from serving.rollout.evidence import SHADOWED
 from serving.rollout.state import OUTCOMES as SWAPPED
-from serving.watching.metrics import WatchingMetrics
-from slipway.files import is_alive
-from slipway.tether import tether_to
+from slipway.system.files import is_alive
+from slipway.system.parent_death import tether_to
 
 KEY_REFUSALS = ("missing", "unknown", "role", "rate")
 SLOTS = ("stable", "candidate", "shadow")  # of the model that answered; a shadow answers copies

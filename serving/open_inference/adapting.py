@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.decoding import INLINE_BYTES as INLINE_IMAGE_BYTES
+from serving.http.responses import Refusal
 from serving.open_inference.messages import InferRequest, Wanted
 from serving.open_inference.tensors import BYTES, Tensor, from_base64, mismatch
-from serving.payload import Payload
-from serving.responses import Refusal
-from serving.rows import INLINE_BYTES
-from slipway.bundle import Bundle
-from slipway.columns import Column, ColumnContract
-from slipway.preprocess import ImageContract
+from serving.requests.decoding import INLINE_BYTES as INLINE_IMAGE_BYTES
+from serving.requests.payload import Payload
+from serving.requests.rows import INLINE_BYTES
+from slipway.artifacts.bundle import Bundle
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.images import ImageContract
 
 IMAGE = "image"
 _NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "FP32", "FP64")

@@ -5,9 +5,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from serving.http.responses import Refusal, Response
+from serving.http.strict_json import may_exceed, parse
 from serving.open_inference.tensors import BYTES, DATATYPES, Tensor, from_bytes, from_json, mismatch, to_bytes, to_json
-from serving.responses import Refusal, Response
-from serving.strict_json import may_exceed, parse
 
 HEAD_LENGTH = "inference-header-content-length"  # the header that says where the JSON ends
 MAX_VALUES = 1 << 19  # in JSON; a larger tensor is sent as bytes

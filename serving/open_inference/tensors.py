@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.responses import Refusal
+from serving.http.responses import Refusal
 
 NUMPY = {
     "BOOL": np.dtype("?"),

@@ -14,7 +14,7 @@ from serving.rollout.reports import read_reports
 from serving.rollout.state import Allowed, Plan, Rollout, RolloutError, name_of, read_rollout
 from serving.rollout.status import describe
 from serving.settings import PREFIX, Settings, read_settings
-from slipway.command import run_command
+from slipway.config.command import run_command
 
 _NICENESS = 10
 _PROPOSING = ("deploy", "shadow", "canary")

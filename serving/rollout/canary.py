@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from serving.live_model import LiveModel
-from serving.responses import Refusal
+from serving.http.responses import Refusal
+from serving.models.live_model import LiveModel
 from serving.rollout.evidence import Evidence
 from serving.rollout.first_uses import FirstUses
 

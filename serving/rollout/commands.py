@@ -16,9 +16,9 @@ from serving.rollout.reports import Report, read_reports
 from serving.rollout.state import Allowed, Candidate, Mode, Model, Plan, Rollout, RolloutError, change_rollout, name_of, read_rollout
 from serving.rollout.store import add_model, commanding, is_tried, note_tried, prune_models, settings_of
 from serving.settings import Settings
-from slipway.bundle import MANIFEST, load_bundle
-from slipway.errors import SlipwayError
-from slipway.passport import PASSPORT
+from slipway.artifacts.bundle import MANIFEST, load_bundle
+from slipway.artifacts.engine_manifest import PASSPORT
+from slipway.system.errors import SlipwayError
 
 _POLL_S = 0.1
 

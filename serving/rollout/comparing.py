@@ -5,9 +5,9 @@ taken is still taken and nothing new is required. How columns are standardised i
 """
 
 from serving.rollout.state import Allowed, RolloutError
-from slipway.bundle import Bundle
-from slipway.columns import Column, ColumnContract
-from slipway.contract import is_classification
+from slipway.artifacts.bundle import Bundle
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.system.contract import is_classification
 
 
 def require_successor(candidate: Bundle, stable: Bundle, allowed: Allowed) -> None:

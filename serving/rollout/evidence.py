@@ -11,7 +11,7 @@ import numpy as np
 
 from serving.rollout.sequential import LOG_THRESHOLD, EventCounts, log_evidence
 from serving.rollout.state import Candidate
-from slipway.contract import Contract
+from slipway.system.contract import Contract
 
 EVENTS = ("errors", "slow", "quality")
 SHADOWED = ("agrees", "differs", "failed", "dropped")

@@ -10,7 +10,7 @@ import mmap
 import os
 from pathlib import Path
 
-from slipway import files
+from slipway.system import files
 
 logger = logging.getLogger("bentoml.slipway")
 

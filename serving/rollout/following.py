@@ -11,10 +11,10 @@ import threading
 import time
 from typing import Protocol
 
-from serving.live_model import LiveModel
 from serving.metrics.monitoring import Monitoring
-from serving.model import ServedModel, load_model, read_certified
-from serving.observing import Observers
+from serving.models.live_model import LiveModel
+from serving.models.model import ServedModel, load_model, read_certified
+from serving.request_log.observers import Observers
 from serving.rollout.canary import Canary
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.deciding import decide
@@ -27,8 +27,8 @@ from serving.rollout.state import EMPTY, FILE, OUTCOMES, Candidate, Model, Rollo
 from serving.rollout.status import describe
 from serving.rollout.store import prune_unless_commanding, settings_of
 from serving.settings import Settings
-from slipway.errors import SlipwayError
-from slipway.freed_memory import give_back_freed_memory
+from slipway.system.errors import SlipwayError
+from slipway.system.malloc import give_back_freed_memory
 
 logger = logging.getLogger("bentoml.slipway")
 

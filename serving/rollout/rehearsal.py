@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.model import load_model
+from serving.models.model import load_model
 from serving.rollout.state import RolloutError
 from serving.settings import ROOT, Settings, read_settings
-from slipway.errors import SlipwayError
+from slipway.system.errors import SlipwayError
 
 _NICENESS = 10
 _LONGEST_S = 600.0  # as PREPARE_S

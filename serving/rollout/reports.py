@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from serving.rollout.evidence import Counts, total
 from serving.rollout.first_uses import SUFFIX
-from slipway import files
-from slipway.contract import Contract
+from slipway.system import files
+from slipway.system.contract import Contract
 
 FOLDER = "rollout.d"
 Phase = Literal["none", "preparing", "prepared", "refused"]

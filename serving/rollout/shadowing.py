@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.live_model import LiveModel
-from serving.model import InvalidAnswerError
-from serving.observing import Answered, Noted, id_of, model_of
-from serving.responses import Refusal
+from serving.http.responses import Refusal
+from serving.models.live_model import LiveModel
+from serving.models.model import InvalidAnswerError
+from serving.request_log.observers import Answered, Noted, id_of, model_of
 from serving.rollout.canary import is_chosen
 from serving.rollout.evidence import Evidence
 from serving.rollout.low_priority import be_nice
-from slipway.calibration import Answers
-from slipway.columns import ColumnContract
-from slipway.kept import REPLAYED
+from slipway.artifacts.uncertainty import Answers
+from slipway.inputs.columns import ColumnContract
+from slipway.traffic.request_log import REPLAYED
 
 logger = logging.getLogger("bentoml.slipway")
 

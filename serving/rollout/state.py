@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from slipway import files
-from slipway.contract import Contract
-from slipway.errors import LockedError, SlipwayError
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import LockedError, SlipwayError
 
 FORMAT_VERSION = 1
 FILE = "rollout.json"

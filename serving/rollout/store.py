@@ -11,13 +11,13 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from serving.model import read_certified
+from serving.models.model import read_certified
 from serving.rollout.state import Model, RolloutError, read_rollout
 from serving.settings import Settings
-from slipway import files
-from slipway.bundle import MANIFEST
-from slipway.errors import BundleError, LockedError, SlipwayError
-from slipway.passport import PASSPORT
+from slipway.artifacts.bundle import MANIFEST
+from slipway.artifacts.engine_manifest import PASSPORT
+from slipway.system import files
+from slipway.system.errors import BundleError, LockedError, SlipwayError
 
 BUNDLE, CERTIFICATE, ENGINE, TRIED = "bundle", "certificate.json", "engine", "tried"
 _LOCK = "command.lock"

@@ -1,4 +1,4 @@
-"""`python -m slipway.data.join OUT.parquet`: what `data.path` is now and what `slipway.collect` wrote, as one data set in one file.
+"""`python -m slipway.data.join OUT.parquet`: what `data.path` is now and what `slipway.traffic.collect` wrote, as one data set in one file.
 
 The old rows stay as they are, in their order; the collected ones follow, and the column `slipway_collected`, which is never an input, tells
 them apart. A collected row that is there already is not added again. Nothing is trained: the command that would is printed.
@@ -18,22 +18,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway import files
-from slipway.command import run_command
-from slipway.contract import is_classification, is_table
-from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.cells import FALSE_WORDS, GOOD, MISSING, TRUE_WORDS, TypedColumn, row_digests, typed_column
-from slipway.data.column_rules import constant_columns, duplicate_columns, tells_classes
-from slipway.data.column_types import column_types, counts_rows
-from slipway.data.raw_tables import COLLECTED as MARK
-from slipway.data.raw_tables import RawColumn, RawTable, column_names, is_row_index, read_raw_table
-from slipway.data.samples import spelled
-from slipway.data.sources import read_samples, table_in
-from slipway.data.table_source import find_table
-from slipway.data.table_targets import label_of
-from slipway.errors import DataError
-from slipway.params import load_params
-from slipway.params_sections import DataParams
+from slipway.config.command import run_command
+from slipway.config.params import load_params
+from slipway.config.sections import DataParams
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.raw_tables import COLLECTED as MARK
+from slipway.data.sources.raw_tables import RawColumn, RawTable, column_names, is_row_index, read_raw_table
+from slipway.data.sources.samples import spelled
+from slipway.data.sources.sources import read_samples, table_in
+from slipway.data.tables.cells import FALSE_WORDS, GOOD, MISSING, TRUE_WORDS, TypedColumn, row_digests, typed_column
+from slipway.data.tables.column_rules import constant_columns, duplicate_columns, tells_classes
+from slipway.data.tables.column_types import column_types, counts_rows
+from slipway.data.tables.source import find_table
+from slipway.data.tables.targets import label_of
+from slipway.system import files
+from slipway.system.contract import is_classification, is_table
+from slipway.system.errors import DataError
 
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _ARROW = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _require_parquet(collected: Path) -> None:
     """DataError unless it is there and, as far as its end tells, Parquet."""
-    remedy = "write it with `python -m slipway.collect`, or name it with --collected."
+    remedy = "write it with `python -m slipway.traffic.collect`, or name it with --collected."
     if not collected.is_file():
         raise DataError(f"{collected} is not there; {remedy}")
     try:
@@ -108,7 +108,9 @@ def next_command(data: DataParams, out: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m slipway.data.join", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, metavar="OUT.parquet", help="the data set that is written")
-    parser.add_argument("--collected", type=Path, default=Path("data/collected.parquet"), help="what `python -m slipway.collect` wrote")
+    parser.add_argument(
+        "--collected", type=Path, default=Path("data/collected.parquet"), help="what `python -m slipway.traffic.collect` wrote"
+    )
     parser.add_argument("--old", type=Path, help="the data of before (default: data.path of params.yaml)")
     return parser
 

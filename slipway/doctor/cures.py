@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.contract import Contract, Task, is_table
+from slipway.config.sections import TrainParams
 from slipway.doctor.forecast import Facts, waits
 from slipway.doctor.step_times import Part
-from slipway.params_sections import TrainParams
-from slipway.training.execution import missing_compiler
-from slipway.training.strategies import Placement
+from slipway.system.contract import Contract, Task, is_table
+from slipway.training.distributed.execution import missing_compiler
+from slipway.training.distributed.strategies import Placement
 
 
 class Bottleneck(Contract):

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from slipway.contract import Contract
-from slipway.data.raw_times import RawTimes
+from slipway.data.store.raw_times import RawTimes
 from slipway.doctor.cures import Bottleneck
 from slipway.doctor.loader_times import LoaderTimes
 from slipway.doctor.step_times import PARTS, Part, Round
+from slipway.system.contract import Contract
 
 
 class Spread(Contract):

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.contract import is_table
-from slipway.cores import num_cores
-from slipway.data.jpeg_inputs import JPEG
-from slipway.data.packed import PackedManifest, read_manifest
+from slipway.config.command import run_stage
+from slipway.config.edit import propose
+from slipway.config.params import Params
+from slipway.config.sections import TrainParams
+from slipway.data.store.jpeg_inputs import JPEG
+from slipway.data.store.packed import PackedManifest, read_manifest
 from slipway.doctor.cures import Candidate, candidates, find_bottleneck
 from slipway.doctor.diagnosis import Diagnosis, Proof, Proposal, Spread, Trial, account_of, median_loader, spread
 from slipway.doctor.forecast import NOTHING_GAINED, Facts, best_num_workers, expected_step_ms
@@ -25,12 +25,12 @@ from slipway.doctor.raw_care import look_at_raw_data
 from slipway.doctor.raw_store import raw_store
 from slipway.doctor.step_times import Round
 from slipway.doctor.timed_processes import Measured, Project
-from slipway.errors import ParamsError, TrainingError
-from slipway.params import Params
-from slipway.params_file import propose
-from slipway.params_sections import TrainParams
 from slipway.reports.doctor_page import doctor_page, doctor_text
-from slipway.training.strategies import Placement, place, this_machine
+from slipway.system import files
+from slipway.system.contract import is_table
+from slipway.system.cores import num_cores
+from slipway.system.errors import ParamsError, TrainingError
+from slipway.training.distributed.strategies import Placement, place, this_machine
 
 NUM_ROUNDS = 5
 _BUSY = 0.2  # of a step
@@ -63,7 +63,7 @@ class Patient:
     @property
     def num_accumulated(self) -> int:
         """Batches in a step."""
-        from slipway.training.batches import cut_step
+        from slipway.training.batches.batches import cut_step
 
         return cut_step(self.train.batch_size, self.placement.world_size, self.train.max_batch_per_device).num_accumulated
 

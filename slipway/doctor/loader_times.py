@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from slipway.contract import Contract
-from slipway.data.packed import PackedSplit
+from slipway.data.store.packed import PackedSplit
 from slipway.doctor.machine import queued_seconds
-from slipway.training.batches import training_loader
-from slipway.training.host_augmentation import StoredRows
+from slipway.system.contract import Contract
+from slipway.training.augmentation.host import StoredRows
+from slipway.training.batches.batches import training_loader
 
 NUM_WORKERS = (0, 1, 2, 4)
 AHEAD_PER_WORKER = 2  # batches, as torch's loader fetches them

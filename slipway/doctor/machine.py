@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from slipway.cores import num_cores
+from slipway.system.cores import num_cores
 
 
 def describe_machine() -> str:

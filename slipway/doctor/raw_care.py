@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from slipway.cores import num_cores
-from slipway.data.archives import ArchiveLimits, unpacked
-from slipway.data.raw_times import WORTH_IT, time_raw_rows
-from slipway.data.rows import SPLIT_ROWS, read_table
-from slipway.data.sources import read_samples
-from slipway.data.store_form import store_form
+from slipway.config.params import Params
+from slipway.data.engine.rows import SPLIT_ROWS, read_table
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.sources import read_samples
+from slipway.data.store.raw_times import WORTH_IT, time_raw_rows
+from slipway.data.store.store_form import store_form
 from slipway.doctor.diagnosis import RawCare
-from slipway.errors import SlipwayError
-from slipway.params import Params
+from slipway.system.cores import num_cores
+from slipway.system.errors import SlipwayError
 
 _MOST_ROWS = 64
 

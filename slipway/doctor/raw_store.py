@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from slipway.data.jpeg_inputs import JPEG, OFFSETS
-from slipway.data.packed import open_split, read_manifest
+from slipway.data.store.jpeg_inputs import JPEG, OFFSETS
+from slipway.data.store.packed import open_split, read_manifest
 from slipway.doctor.timed_processes import Project
-from slipway.errors import UnavailableError
+from slipway.system.errors import UnavailableError
 
 _ROWS = 256  # decoded at a time
 

@@ -16,8 +16,8 @@ from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from slipway.contract import Contract
 from slipway.doctor.machine import queued_seconds
+from slipway.system.contract import Contract
 
 Part = Literal["data", "copy", "forward", "backward", "communication", "optimizer", "other"]
 PARTS: tuple[Part, ...] = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")

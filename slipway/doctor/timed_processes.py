@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from slipway import files
-from slipway.contract import Contract
+from slipway.config.params import Params
 from slipway.doctor.loader_times import LoaderTimes
 from slipway.doctor.step_times import Order, Round
 from slipway.doctor.timed_run import Request
-from slipway.errors import TrainingError
-from slipway.params import Params
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import TrainingError
 
 COMMAND = (sys.executable, "-m", "slipway.doctor.timed_run")
 _SECONDS_BETWEEN_LOOKS = 0.01

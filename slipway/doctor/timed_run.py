@@ -17,18 +17,18 @@ from typing import Any
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
-from slipway import files
-from slipway.contract import Contract
-from slipway.data.packed import PackedSplit
+from slipway.config.sections import TrainParams
+from slipway.data.store.packed import PackedSplit
 from slipway.doctor.loader_times import AHEAD_PER_WORKER, LoaderProbe
 from slipway.doctor.step_times import Clock, Order, StepTimer, WatchedLoader
-from slipway.params_sections import TrainParams
+from slipway.system import files
+from slipway.system.contract import Contract
 from slipway.training.assembly import freezing, prepare_process, step_arguments, training_batches, training_module
-from slipway.training.batches import Batch, TrainingBatches, training_loader
+from slipway.training.batches.batches import Batch, TrainingBatches, training_loader
+from slipway.training.distributed.processes import end_with_parent, is_first_process
 from slipway.training.job import Job, Paths, prepare
-from slipway.training.networks import Network
-from slipway.training.processes import end_with_parent, is_first_process
-from slipway.training.progress import silence_chatter
+from slipway.training.networks.networks import Network
+from slipway.training.telemetry.progress import silence_chatter
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 

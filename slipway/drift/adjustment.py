@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.contract import Contract
 from slipway.drift.feature_reference import FeatureReference
+from slipway.system.contract import Contract
 
 Float = NDArray[np.float64]
 Bins = NDArray[np.intp]

@@ -12,10 +12,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.contract import Contract
 from slipway.drift.quality_reference import QualityReference
 from slipway.drift.reference import Reference
 from slipway.drift.window import Window
+from slipway.system.contract import Contract
 
 Float = NDArray[np.float64]
 

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Bundle, OutputContract
-from slipway.columns import ColumnContract
-from slipway.contract import Contract
-from slipway.input_contract import InputContract
-from slipway.preprocess import ImageContract
+from slipway.artifacts.bundle import Bundle, OutputContract
+from slipway.artifacts.input_contract import InputContract
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.system.contract import Contract
 
 Float = NDArray[np.float32]
 

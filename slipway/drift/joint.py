@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.contract import Contract
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.laws import quadratic_form_tail, quadratic_form_threshold
 from slipway.drift.statistics import Comparison
+from slipway.system.contract import Contract
 
 Bins = NDArray[np.intp]
 Sums = NDArray[np.int64]

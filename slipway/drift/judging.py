@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.contract import Contract
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.histogram import merge_rare
 from slipway.drift.reference import Reference
 from slipway.drift.statistics import Comparison, Statistic, kolmogorov_smirnov, mann_whitney, psi
 from slipway.drift.window import Window
+from slipway.system.contract import Contract
 
 Counts = NDArray[np.int64]
 

@@ -10,18 +10,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import OutputContract
-from slipway.contract import Contract
+from slipway.artifacts.bundle import OutputContract
 from slipway.drift.adjustment import Adjustment, fit_adjustment
 from slipway.drift.feature_reference import FeatureReference
 from slipway.drift.features import CONFIDENCE, OUTLIER_SCORE
 from slipway.drift.histogram import bins_of, equal_edges
 from slipway.drift.laws import chi_square_tail
+from slipway.system.contract import Contract
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-_MOST_BINS = 15  # as slipway/reliability.py
+_MOST_BINS = 15  # as slipway/metrics/calibration_error.py
 LEAST_ROWS = 100  # of validation
 _FEW = 1000  # rows of a bin, below which its variance may be 0 by chance
 

@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from slipway.bundle import LoadedBundle, OutputContract
-from slipway.calibration import Answers, Calibration
-from slipway.contract import Contract
+from slipway.artifacts.bundle import LoadedBundle, OutputContract
+from slipway.artifacts.input_contract import InputContract
+from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.drift.feature_reference import FeatureReference, describe
 from slipway.drift.features import OUTLIER_SCORE, extract_inputs, extract_outputs, input_features, output_features
 from slipway.drift.histogram import merge_rare
 from slipway.drift.joint import JointReference, fit_joint
 from slipway.drift.quality_reference import QualityReference, fit_quality
 from slipway.drift.statistics import psi
-from slipway.errors import BundleError
-from slipway.input_contract import InputContract
+from slipway.system.contract import Contract
+from slipway.system.errors import BundleError
 
 Float32 = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from slipway.drift.joint import FIXED_POINT, random_sums
 from slipway.drift.reference import Reference
-from slipway.errors import SchemaError
+from slipway.system.errors import SchemaError
 
 Counts = NDArray[np.int64]
 

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.bundle import (
+from slipway.artifacts.bundle import (
     CARD,
     FORMAT_VERSION,
     Bundle,
@@ -30,11 +29,11 @@ from slipway.bundle import (
     describe_model,
     write_manifest,
 )
-from slipway.calibration import Answers, Calibration
-from slipway.canary import Canary
-from slipway.contract import Task, is_classification
-from slipway.data.packed import PackedSplit
-from slipway.errors import BundleError
+from slipway.artifacts.golden_rows import Canary
+from slipway.artifacts.input_contract import InputContract, input_name
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.config.sections import ExportParams
+from slipway.data.store.packed import PackedSplit
 from slipway.export.canary import choose_canary, write_canary
 from slipway.export.drift import DriftRows, write_drift
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
@@ -43,12 +42,13 @@ from slipway.export.lineage import package_versions
 from slipway.export.quantization import largest_batch
 from slipway.export.thresholds import own_thresholds
 from slipway.export.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
-from slipway.input_contract import InputContract, input_name
-from slipway.metrics import Resampling
-from slipway.params_sections import ExportParams
+from slipway.metrics.scores import Resampling
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
-from slipway.runtime import open_onnx
-from slipway.training.calibrated import CalibratedNetwork
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
+from slipway.system.contract import Task, is_classification
+from slipway.system.errors import BundleError
+from slipway.training.uncertainty.calibrated import CalibratedNetwork
 
 WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
 _PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6

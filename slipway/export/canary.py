@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.bundle import ModelFile
-from slipway.canary import FILE, Canary, CanaryRows, canary_budget, canary_bytes
-from slipway.data.packed import PackedSplit
-from slipway.data.randomness import uniform
+from slipway.artifacts.bundle import ModelFile
+from slipway.artifacts.golden_rows import FILE, Canary, CanaryRows, canary_budget, canary_bytes
+from slipway.data.engine.randomness import uniform
+from slipway.data.store.packed import PackedSplit
 from slipway.export.variants import run_in_batches
-from slipway.runtime import Runner, open_onnx
+from slipway.runtimes.runtime import Runner, open_onnx
+from slipway.system import files
 
 
 @dataclass(frozen=True)

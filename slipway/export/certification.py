@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from slipway import files
-from slipway.bundle import LoadedBundle
-from slipway.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
-from slipway.contract import Task
-from slipway.errors import IntegrityError, ParityError
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
 from slipway.export.comparison import headline
 from slipway.export.lineage import describe_hardware, package_versions
 from slipway.reports.console import interval, number, text_table
+from slipway.system import files
+from slipway.system.contract import Task
+from slipway.system.errors import IntegrityError, ParityError
 
 
 def make_certificate(

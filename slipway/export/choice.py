@@ -6,11 +6,11 @@ answer where nothing else is better. Every variant gets its verdict in words.
 
 from collections.abc import Mapping, Sequence
 
-from slipway.bundle import Choice, Figures
-from slipway.contract import Task
-from slipway.params_sections import GoalParams
+from slipway.artifacts.bundle import Choice, Figures
+from slipway.config.sections import GoalParams
 from slipway.reports.console import size
 from slipway.reports.leaderboard_page import loss_text, times_text
+from slipway.system.contract import Task
 
 MOST_BATCH_DEPENDENCE = 1e-5  # of an answer on the CPU; float32 rounding alone stays below 1e-6
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Metric
-from slipway.calibration import Calibration
-from slipway.certificate import Allowed, BatchCheck, Execution, Hop
-from slipway.contract import Task, is_classification
-from slipway.data.packed import Inputs, open_split, read_manifest
-from slipway.errors import MetricError, SchemaError
-from slipway.metrics import Resampling, measure
-from slipway.outlier_shares import outlier_share, score_rank
-from slipway.paired import paired_difference
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.certificate import Allowed, BatchCheck, Execution, Hop
+from slipway.artifacts.uncertainty import Calibration
+from slipway.data.store.packed import Inputs, open_split, read_manifest
+from slipway.metrics.outlier_shares import outlier_share, score_rank
+from slipway.metrics.paired_bootstrap import paired_difference
+from slipway.metrics.scores import Resampling, measure
+from slipway.system.contract import Task, is_classification
+from slipway.system.errors import MetricError, SchemaError
 
 _PER_CLASS = "f1_macro"  # the accuracy hides what happens to a rare class
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.bundle import DRIFT, ModelFile, OutputContract
-from slipway.calibration import Answers, Calibration
-from slipway.data.packed import Inputs, PackedSplit
-from slipway.data.randomness import uniform
+from slipway.artifacts.bundle import DRIFT, ModelFile, OutputContract
+from slipway.artifacts.input_contract import InputContract
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.data.engine.randomness import uniform
+from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.drift.reference import describe_answers, describe_inputs, extract_blocks, references_bytes
-from slipway.input_contract import InputContract
-from slipway.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
 
 _MOST_ROWS = 20_000  # of a split: with so many the reference's own sampling error is small beside any window's
 _BLOCK_ROWS = 256

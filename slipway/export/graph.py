@@ -13,14 +13,14 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from slipway.bundle import SCORE_NAME, OutputContract
-from slipway.calibration import Answers
-from slipway.contract import Task
-from slipway.data.packed import Inputs
-from slipway.errors import BundleError, ParityError
-from slipway.input_contract import InputContract, input_name
-from slipway.runtime import open_onnx
-from slipway.training.calibrated import CalibratedNetwork
+from slipway.artifacts.bundle import SCORE_NAME, OutputContract
+from slipway.artifacts.input_contract import InputContract, input_name
+from slipway.artifacts.uncertainty import Answers
+from slipway.data.store.packed import Inputs
+from slipway.runtimes.runtime import open_onnx
+from slipway.system.contract import Task
+from slipway.system.errors import BundleError, ParityError
+from slipway.training.uncertainty.calibrated import CalibratedNetwork
 
 _ELEMENT_TYPES = {np.uint8: onnx.TensorProto.UINT8, np.float32: onnx.TensorProto.FLOAT}
 

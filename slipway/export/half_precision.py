@@ -8,7 +8,7 @@ So does all that the outlier score alone needs: it is made of squares.
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
-from slipway.bundle import SCORE_NAME
+from slipway.artifacts.bundle import SCORE_NAME
 
 LAYERS = ["Conv", "Gemm", "MatMul"]
 # What onnxruntime's converter calls the casts that it puts in: at the graph's ends, and around a node that stays in fp32.

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import LoadedBundle
-from slipway.calibration import Answers
-from slipway.certificate import Execution, Hop
-from slipway.data.packed import Inputs
-from slipway.errors import BundleError, SlipwayError, UnavailableError
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution, Hop
+from slipway.artifacts.engine_manifest import read_passport, read_receipt, read_request
+from slipway.artifacts.uncertainty import Answers
+from slipway.config.sections import VerifyParams
+from slipway.data.store.packed import Inputs
 from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.graph import torch_answers
 from slipway.export.variants import PRECISION, run_in_batches
-from slipway.params_sections import VerifyParams
-from slipway.passport import read_passport, read_receipt, read_request
-from slipway.runtime import ONNX_TENSORRT, Runner, open_engine, open_onnx, open_onnx_tensorrt, why_unavailable
-from slipway.training.calibrated import CalibratedNetwork
+from slipway.runtimes.runtime import ONNX_TENSORRT, Runner, open_engine, open_onnx, open_onnx_tensorrt, why_unavailable
+from slipway.system.errors import BundleError, SlipwayError, UnavailableError
+from slipway.training.uncertainty.calibrated import CalibratedNetwork
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
 _SMALL_BATCHES = (1, 2, 7)  # as export tries, and as requests may come

@@ -18,17 +18,17 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.bundle import LoadedBundle
-from slipway.certificate import Execution
-from slipway.columns import ColumnContract
-from slipway.data.samples import RawSample
-from slipway.data.sources import read_samples
-from slipway.data.table_source import read_json_rows
-from slipway.errors import IntegrityError, ParityError
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.input_contract import InputContract
+from slipway.config.sections import DataParams
+from slipway.data.sources.samples import RawSample
+from slipway.data.sources.sources import read_samples
+from slipway.data.tables.source import read_json_rows
 from slipway.export.comparison import Measurement, TestRows
-from slipway.input_contract import InputContract
-from slipway.params_sections import DataParams
+from slipway.inputs.columns import ColumnContract
+from slipway.system import files
+from slipway.system.errors import IntegrityError, ParityError
 
 _CONNECTIONS = 8
 _CHUNK_ROWS = 256  # payloads held in memory at a time

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from slipway.export.quantization import CALIBRATORS, Calibrator, StaticQuantizer, largest_batch
 from slipway.reports.leaderboard_page import Attempt, loss_of
-from slipway.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx
 
 Loss = Callable[[bytes], float]
 LIMIT_S = 60.0

@@ -11,22 +11,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Choice, Figures, Metric, ModelFile, OutputContract
-from slipway.calibration import Answers, Calibration
-from slipway.contract import Task, is_classification
-from slipway.data.packed import PackedSplit
+from slipway.artifacts.bundle import Choice, Figures, Metric, ModelFile, OutputContract
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.config.sections import GoalParams
+from slipway.data.store.packed import PackedSplit
 from slipway.export.choice import choose
 from slipway.export.comparison import headline
 from slipway.export.lineage import describe_hardware
 from slipway.export.session_memory import session_peak_bytes
 from slipway.export.timing import Timings, measure_in_turns
 from slipway.export.variants import refuse_broken, run_in_batches
-from slipway.metrics import Resampling, measure
-from slipway.outlier_shares import outlier_share, score_rank
-from slipway.paired import paired_difference
-from slipway.params_sections import GoalParams
+from slipway.metrics.outlier_shares import outlier_share, score_rank
+from slipway.metrics.paired_bootstrap import paired_difference
+from slipway.metrics.scores import Resampling, measure
 from slipway.reports.leaderboard_page import Attempt, Leaderboard, Line
-from slipway.runtime import Runner, open_onnx, why_unavailable
+from slipway.runtimes.runtime import Runner, open_onnx, why_unavailable
+from slipway.system.contract import Task, is_classification
 
 PROVIDERS = ("cpu", "cuda")
 _BATCH_SIZE = 64

@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from slipway import files
-from slipway.bundle import DataSource, Lineage
-from slipway.cores import num_cores
-from slipway.errors import SchemaError, UnavailableError
-from slipway.int8_arithmetic import int8_instructions
-from slipway.runtime import this_machine, why_unavailable
+from slipway.artifacts.bundle import DataSource, Lineage
+from slipway.runtimes.cpu_int8 import int8_instructions
+from slipway.runtimes.runtime import this_machine, why_unavailable
+from slipway.system import files
+from slipway.system.cores import num_cores
+from slipway.system.errors import SchemaError, UnavailableError
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "bentoml", "numpy", "pillow")
 # Written by every run of the pipeline, so a change there says nothing about the code.

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.bundle import Choice, Lineage, Metric, ModelFile, Provider
-from slipway.calibration import Calibration
-from slipway.columns import ColumnContract
-from slipway.contract import is_classification
-from slipway.errors import SchemaError
+from slipway.artifacts.bundle import Choice, Lineage, Metric, ModelFile, Provider
+from slipway.artifacts.uncertainty import Calibration
+from slipway.inputs.columns import ColumnContract
 from slipway.reports.console import interval, number, size
 from slipway.reports.evaluation import headlines
-from slipway.training.networks import ModelCard as TrainingCard
+from slipway.system.contract import is_classification
+from slipway.system.errors import SchemaError
+from slipway.training.networks.networks import ModelCard as TrainingCard
 
 _FEW_ROWS = 30  # of a class in the test split, below which its figures say little
 _MOST_CLASSES = 20

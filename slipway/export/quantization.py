@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from slipway import files
 from slipway.export.half_precision import LAYERS, between_layers, score_branch
-from slipway.int8_arithmetic import weight_bits
+from slipway.runtimes.cpu_int8 import weight_bits
+from slipway.system import files
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)

@@ -18,14 +18,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from slipway import files
-from slipway.bundle import MANIFEST, LoadedBundle, load_bundle
-from slipway.certificate import check_certificate, read_certificate
-from slipway.command import run_stage
-from slipway.contract import Contract
-from slipway.data.packed import open_split, read_manifest
-from slipway.data.rows import read_table, write_table
-from slipway.errors import BundleError, IntegrityError
+from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
+from slipway.artifacts.certificate import check_certificate, read_certificate
+from slipway.config.command import run_stage
+from slipway.data.engine.rows import read_table, write_table
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import BundleError, IntegrityError
 
 BUNDLE = Path("artifacts/bundle")
 CERTIFICATE = Path("artifacts/certificate.json")

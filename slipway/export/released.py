@@ -13,19 +13,19 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.bundle import MANIFEST, LoadedBundle, load_bundle
-from slipway.columns import Cell, ColumnContract, encode_rows, read_row
-from slipway.data.packed import PackedManifest, PackedSplit
-from slipway.data.raw_tables import column_names
-from slipway.data.sources import read_samples
-from slipway.data.table_source import ID_DIGITS, find_table, read_json_rows
-from slipway.errors import BundleError, CellError, ImageError, IntegrityError
+from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
+from slipway.config.sections import DataParams
+from slipway.data.sources.raw_tables import column_names
+from slipway.data.sources.sources import read_samples
+from slipway.data.store.packed import PackedManifest, PackedSplit
+from slipway.data.tables.source import ID_DIGITS, find_table, read_json_rows
 from slipway.export.release import read_known_rows
-from slipway.params_sections import DataParams
-from slipway.preprocess import ImageContract, array_from_bytes, load_transform
+from slipway.inputs.columns import Cell, ColumnContract, encode_rows, read_row
+from slipway.inputs.images import ImageContract, array_from_bytes, load_transform
 from slipway.reports.release_comparison import ReleasedAnswers
-from slipway.runtime import Runner, open_onnx, why_unavailable
+from slipway.runtimes.runtime import Runner, open_onnx, why_unavailable
+from slipway.system import files
+from slipway.system.errors import BundleError, CellError, ImageError, IntegrityError
 
 T = TypeVar("T")
 

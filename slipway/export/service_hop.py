@@ -8,14 +8,14 @@ are computed in, most in fp16; how much was measured with the runtime alone, and
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.bundle import LoadedBundle
-from slipway.certificate import Execution, Hop
-from slipway.errors import ParityError, UnavailableError
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution, Hop
+from slipway.config.sections import VerifyParams
 from slipway.export.comparison import Comparison, Measurement, Tolerance, failed, not_executed
 from slipway.export.hops import Measured
 from slipway.export.http_hop import Payload, ServiceClient, ServiceMeasurement
 from slipway.export.service_process import running_service
-from slipway.params_sections import VerifyParams
+from slipway.system.errors import ParityError, UnavailableError
 
 _NAME = "http"
 _NOISE_MARGIN = 2.0  # the noise is measured on some rows and batches, HTTP meets others

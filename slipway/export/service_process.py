@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from slipway.errors import UnavailableError
+from slipway.system.errors import UnavailableError
 
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
@@ -33,7 +33,7 @@ def running_service(command: list[str], settings: dict[str, str], log: Path, rea
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
     environment = inherited | {"SLIPWAY_DRAIN_S": "0"} | settings  # nobody else asks it, so nobody has to be told that it ends
     log.parent.mkdir(parents=True, exist_ok=True)
-    tethered = [sys.executable, "-m", "slipway.tether", str(os.getpid()), *command, "--host", "127.0.0.1", "--port", str(port)]
+    tethered = [sys.executable, "-m", "slipway.system.parent_death", str(os.getpid()), *command, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
         # A session of its own, so that its workers can be ended with it.
         child = subprocess.Popen(tethered, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.errors import BundleError
-from slipway.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx
+from slipway.system.errors import BundleError
 
 _STATUS = Path("/proc/self/status")
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from slipway.calibration import Calibration
-from slipway.calibration_fitting import with_thresholds
-from slipway.contract import Task, is_classification
-from slipway.data.packed import PackedSplit
+from slipway.artifacts.uncertainty import Calibration
+from slipway.data.store.packed import PackedSplit
 from slipway.export.quantization import largest_batch
 from slipway.export.variants import run_in_batches
-from slipway.runtime import open_onnx
-from slipway.training.calibrating import fitting_half
+from slipway.metrics.uncertainty_fitting import with_thresholds
+from slipway.runtimes.runtime import open_onnx
+from slipway.system.contract import Task, is_classification
+from slipway.training.uncertainty.calibrating import fitting_half
 
 
 def own_thresholds(graph: bytes, calibration: Calibration, task: Task, validation: PackedSplit, seed: int) -> Calibration:

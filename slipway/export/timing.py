@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Ratio
-from slipway.data.packed import Inputs
-from slipway.runtime import Runner
+from slipway.artifacts.bundle import Ratio
+from slipway.data.store.packed import Inputs
+from slipway.runtimes.runtime import Runner
 
 FEWEST_CALLS_FOR_P99 = 100
 _ROUNDS = 11

@@ -15,19 +15,19 @@ import onnx
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway.bundle import OutputContract, Precision, Target
-from slipway.calibration import Answers
-from slipway.columns import ColumnContract
-from slipway.data.packed import Inputs, PackedSplit
-from slipway.data.randomness import uniform
-from slipway.errors import ParityError
+from slipway.artifacts.bundle import OutputContract, Precision, Target
+from slipway.artifacts.input_contract import InputContract
+from slipway.artifacts.uncertainty import Answers
+from slipway.data.engine.randomness import uniform
+from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.export.half_precision import kept_in_fp32, to_half
 from slipway.export.int8_search import Loss, search
 from slipway.export.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, largest_batch, why_not_dynamic
-from slipway.input_contract import InputContract
-from slipway.preprocess import image_array
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import image_array
 from slipway.reports.leaderboard_page import Attempt
-from slipway.runtime import Runner
+from slipway.runtimes.runtime import Runner
+from slipway.system.errors import ParityError
 
 PRECISION: dict[str, Precision] = {
     "fp32": "fp32",

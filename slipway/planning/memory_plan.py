@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from slipway.params_sections import TrainParams
+from slipway.config.sections import TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
-from slipway.training.networks import Network
-from slipway.training.strategies import Placement
+from slipway.training.distributed.strategies import Placement
+from slipway.training.networks.networks import Network
 
 STRATEGIES = ("single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 _MASTER_BYTES = 4  # DeepSpeed keeps one even of float32 parameters

@@ -6,15 +6,15 @@ with this machine at once, and exit code 1 where there is one. After a training 
 
 import argparse
 
-from slipway.command import run_stage
-from slipway.errors import UnavailableError
-from slipway.params import Params
+from slipway.config.command import run_stage
+from slipway.config.params import Params
 from slipway.planning.plan_text import compare, describe
 from slipway.planning.planning import Plan, make_plan
-from slipway.training.costs import read_costs
-from slipway.training.fingerprint import take_fingerprint
+from slipway.system.errors import UnavailableError
+from slipway.training.checkpoints.fingerprint import take_fingerprint
+from slipway.training.distributed.strategies import this_machine
 from slipway.training.job import PROJECT_PATHS, Paths
-from slipway.training.strategies import this_machine
+from slipway.training.telemetry.costs import read_costs
 
 
 def _comparison(plan: Plan, params: Params, paths: Paths) -> str | None:

@@ -8,11 +8,11 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipway.cores import num_cores
-from slipway.errors import SlipwayError
-from slipway.params_sections import TrainParams
+from slipway.config.sections import TrainParams
 from slipway.reports.console import size
-from slipway.training.strategies import Machine, Placement, place
+from slipway.system.cores import num_cores
+from slipway.system.errors import SlipwayError
+from slipway.training.distributed.strategies import Machine, Placement, place
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_PER_WORKER = 2  # torch's loader fetches so many ahead

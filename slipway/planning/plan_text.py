@@ -1,14 +1,14 @@
 """A plan as text for a terminal, and beside it what a training really took."""
 
-from slipway.params import Params
+from slipway.config.params import Params
 from slipway.planning.memory_plan import STRATEGIES, device_memory
 from slipway.planning.planning import Plan, PlannedMemory, PlannedSeconds
 from slipway.planning.step_memory import parameter_counts
 from slipway.reports.console import size, text_table
-from slipway.training.batches import StepShape
-from slipway.training.costs import Costs
-from slipway.training.networks import Network
-from slipway.training.strategies import Placement
+from slipway.training.batches.batches import StepShape
+from slipway.training.distributed.strategies import Placement
+from slipway.training.networks.networks import Network
+from slipway.training.telemetry.costs import Costs
 
 _PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "buckets")
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

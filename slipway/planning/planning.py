@@ -5,21 +5,21 @@ from typing import NamedTuple
 
 import torch
 
-from slipway.contract import is_classification, is_table
-from slipway.errors import SlipwayError
-from slipway.params import Params
-from slipway.params_sections import TrainParams
+from slipway.config.params import Params
+from slipway.config.sections import TrainParams
+from slipway.inputs.images import ImageContract
 from slipway.planning.available_memory import available_bytes
 from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
 from slipway.planning.plan_checks import Findings, check_disk, check_memory, check_packages, check_placement, check_workers
 from slipway.planning.rehearsal import Rehearsal
-from slipway.preprocess import ImageContract
-from slipway.training.batches import StepShape, cut_step
-from slipway.training.costs import folder_bytes
+from slipway.system.contract import is_classification, is_table
+from slipway.system.errors import SlipwayError
+from slipway.training.batches.batches import StepShape, cut_step
+from slipway.training.distributed.process_memory import own_bytes
+from slipway.training.distributed.strategies import Machine, Placement
 from slipway.training.job import Paths, TrainingData, network_spec, open_data
-from slipway.training.networks import Network, NetworkSpec, build_network
-from slipway.training.process_memory import own_bytes
-from slipway.training.strategies import Machine, Placement
+from slipway.training.networks.networks import Network, NetworkSpec, build_network
+from slipway.training.telemetry.costs import folder_bytes
 
 # On the CPU a process holds more than its tensors: kernels' own memory and what the allocator keeps. Measured: 1.1 to 1.6 times
 # (bench/results/memory_plan.md).

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipway.errors import TrainingError
+from slipway.system.errors import TrainingError
 
 _SMOOTHING = 0.9  # of the moving average, freed of its start as Adam's are (arXiv 1412.6980, section 3)
 _DIVERGED = 3.0  # times the lowest smoothed loss

@@ -11,12 +11,12 @@ from contextlib import nullcontext
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from slipway.errors import TrainingError
-from slipway.params_sections import TrainParams
+from slipway.config.sections import TrainParams
+from slipway.system.errors import TrainingError
 from slipway.training.assembly import prepare_process, training_batches, training_module
-from slipway.training.batches import Batch, StepShape
+from slipway.training.batches.batches import Batch, StepShape
+from slipway.training.distributed.strategies import Placement
 from slipway.training.job import TrainingData, drawn_network, network_spec
-from slipway.training.strategies import Placement
 
 
 class Rehearsal:

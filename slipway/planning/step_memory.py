@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slipway.contract import is_classification
-from slipway.params_sections import TrainParams
-from slipway.preprocess import ImageContract
-from slipway.training.losses import RowLosses
-from slipway.training.networks import Network
-from slipway.training.optimizers import optimizer_and_schedule
-from slipway.training.precision import fit_into_half
+from slipway.config.sections import TrainParams
+from slipway.inputs.images import ImageContract
+from slipway.system.contract import is_classification
+from slipway.training.networks.networks import Network
+from slipway.training.recipe.losses import RowLosses
+from slipway.training.recipe.optimizers import optimizer_and_schedule
+from slipway.training.recipe.precision import fit_into_half
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from slipway import files
-from slipway.command import run_stage
-from slipway.errors import UnavailableError
-from slipway.params import Params
-from slipway.params_file import propose
+from slipway.config.command import run_stage
+from slipway.config.edit import propose
+from slipway.config.params import Params
 from slipway.planning.available_memory import available_bytes
 from slipway.planning.batch_size_search import Trial, candidate_sizes, fastest, largest, search
 from slipway.planning.memory_plan import trace_all
@@ -23,11 +21,13 @@ from slipway.planning.planning import process_bytes
 from slipway.planning.range_test import RangeTest, run_range_test
 from slipway.planning.rehearsal import Rehearsal
 from slipway.reports.console import size, text_table
-from slipway.training.batches import StepShape, cut_step
+from slipway.system import files
+from slipway.system.errors import UnavailableError
+from slipway.training.batches.batches import StepShape, cut_step
+from slipway.training.distributed.process_memory import own_bytes
+from slipway.training.distributed.strategies import Placement, place, this_machine
 from slipway.training.job import PROJECT_PATHS, Paths, TrainingData, network_spec, open_data
-from slipway.training.networks import build_network
-from slipway.training.process_memory import own_bytes
-from slipway.training.strategies import Placement, place, this_machine
+from slipway.training.networks.networks import build_network
 
 PLOT = Path("reports/learning_rate.svg")
 _PARAMS = Path("params.yaml")

@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from slipway.bundle import LoadedBundle
-from slipway.disk_faults import disk_fault
-from slipway.errors import SlipwayError, UnavailableError
-from slipway.kept import KeptRequest, find_kept, segments
+from slipway.artifacts.bundle import LoadedBundle
 from slipway.replay.finding import find_bundle, find_certificate, given_bundle, kept_directory
 from slipway.replay.hops import Places, Replay
 from slipway.replay.judging import Hop
 from slipway.replay.lineage import describe_lineage, describe_model, describe_request
 from slipway.reports.console import number, text_table
+from slipway.system.disk_faults import disk_fault
+from slipway.system.errors import SlipwayError, UnavailableError
+from slipway.traffic.request_log import KeptRequest, find_kept, segments
 
 EQUAL, PARTED, CANNOT = 0, 1, 2
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

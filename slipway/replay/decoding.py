@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.columns import ColumnContract, encode_rows, listed_rows, read_row
-from slipway.errors import DataError
-from slipway.image_form import decode_images
-from slipway.input_contract import InputContract
-from slipway.preprocess import array_from_bytes
+from slipway.artifacts.input_contract import InputContract
+from slipway.inputs.columns import ColumnContract, encode_rows, listed_rows, read_row
+from slipway.inputs.images import array_from_bytes
+from slipway.inputs.multipart import decode_images
+from slipway.system.errors import DataError
 
 
 def decode_payload(content_type: str, payload: bytes, contract: InputContract) -> NDArray[Any]:

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from slipway import files
-from slipway.bundle import MANIFEST, LoadedBundle, load_bundle
-from slipway.certificate import Certificate, check_certificate, read_certificate
-from slipway.errors import BundleError, CertificateError, UnavailableError
+from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Certificate, check_certificate, read_certificate
+from slipway.system import files
+from slipway.system.errors import BundleError, CertificateError, UnavailableError
 
 ARTIFACTS = Path("artifacts")
 CERTIFICATE = "certificate.json"

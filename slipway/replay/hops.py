@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway import runtime
-from slipway.bundle import SCORE_NAME, Bundle, LoadedBundle
-from slipway.calibration import Answers
-from slipway.certificate import Certificate, Execution
-from slipway.errors import BundleError, ParityError, SlipwayError, UnavailableError
-from slipway.kept import KeptRequest, digest_inputs
+from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
+from slipway.artifacts.certificate import Certificate, Execution
+from slipway.artifacts.uncertainty import Answers
 from slipway.replay.decoding import decode_payload
 from slipway.replay.judging import Answer, Hop, Tolerance, compare, describe, exact, of_variant
 from slipway.replay.service import ask_again, outputs_of, served_execution
 from slipway.replay.torch_hop import torch_answers
-from slipway.runtime import Runner
+from slipway.runtimes import runtime
+from slipway.runtimes.runtime import Runner
+from slipway.system.errors import BundleError, ParityError, SlipwayError, UnavailableError
+from slipway.traffic.request_log import KeptRequest, digest_inputs
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
 _BATCH_SIZES = (1, 2, 4, 8)  # in which a GPU's own answers are compared with each other

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import OutputContract
-from slipway.certificate import Execution
+from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.certificate import Execution
 
 MAX_DIFFERENCE = 1e-5
 _MARGIN = 2.0  # of a difference that was measured on other rows, or in other batches

@@ -2,8 +2,8 @@
 
 import json
 
-from slipway.bundle import DataSource, Lineage, LoadedBundle
-from slipway.kept import KeptRequest
+from slipway.artifacts.bundle import DataSource, Lineage, LoadedBundle
+from slipway.traffic.request_log import KeptRequest
 
 _STAGE = "dvc.lock#"
 _PACKED = "packed/manifest.json"

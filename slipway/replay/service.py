@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from slipway.bundle import SCORE_NAME, Bundle, LoadedBundle
-from slipway.certificate import Execution
-from slipway.errors import ParityError, UnavailableError
-from slipway.kept import REPLAYED, KeptRequest
+from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
+from slipway.artifacts.certificate import Execution
 from slipway.replay.judging import Answer
+from slipway.system.errors import ParityError, UnavailableError
+from slipway.traffic.request_log import REPLAYED, KeptRequest
 
 _TIMEOUT_S = 30.0
 _SHOWN = 300

@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.bundle import LoadedBundle
-from slipway.calibration import Answers
-from slipway.errors import UnavailableError
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.uncertainty import Answers
+from slipway.system import files
+from slipway.system.errors import UnavailableError
 
 _WEIGHTS = "weights.safetensors"
 _STATISTICS = "outlier_score.safetensors"  # beside the checkpoint
@@ -22,8 +22,8 @@ def torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) 
     """
     _require(checkpoint, bundle)
     from slipway.export.hops import TorchRunner, in_order_of
-    from slipway.training.calibrated import calibrated
-    from slipway.training.networks import load_network
+    from slipway.training.networks.networks import load_network
+    from slipway.training.uncertainty.calibrated import calibrated
 
     network, manifest = load_network(checkpoint), bundle.manifest
     outputs, scores = TorchRunner(calibrated(network, manifest.calibration, checkpoint.parent / _STATISTICS)).run(inputs)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Metric
-from slipway.calibration import Answers, Calibration
-from slipway.calibration_fitting import softmax
-from slipway.contract import Task, is_classification
-from slipway.metrics import Resampling, classification_metrics, percentiles, resampled_rows, wilson_interval
-from slipway.reliability import ReliabilityBin, reliability_bins
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.metrics.calibration_error import ReliabilityBin, reliability_bins
+from slipway.metrics.scores import Resampling, classification_metrics, percentiles, resampled_rows, wilson_interval
+from slipway.metrics.uncertainty_fitting import softmax
+from slipway.system.contract import Task, is_classification
 
 Float = NDArray[np.float64]
 _MOST_POINTS = 200  # of a curve

@@ -1,6 +1,6 @@
 """The section of the evaluation page on what answers are worth: reliability, sets or intervals, outliers, and what is left to a person."""
 
-from slipway.bundle import Metric
+from slipway.artifacts.bundle import Metric
 from slipway.reports.calibration import Worth
 from slipway.reports.charts import Series, line_chart
 from slipway.reports.console import interval, number

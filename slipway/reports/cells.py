@@ -6,14 +6,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from slipway.columns import Column, ColumnContract
+from slipway.inputs.columns import Column, ColumnContract
 
 MISSING = "missing"
 _FLOAT32_STEP = 2.0**-23  # between neighbours, relative
 
 
 def read_cells(row: NDArray[Any], contract: ColumnContract) -> dict[str, str]:
-    """(width,) float32 as `slipway.columns.encode` lays it out -> the text of each column, in the contract's order."""
+    """(width,) float32 as `slipway.inputs.columns.encode` lays it out -> the text of each column, in the contract's order."""
     num_values, num_indicators = len(contract.numeric), len(contract.indicated)
     missing = {column.name for column, flag in zip(contract.indicated, row[num_values : num_values + num_indicators], strict=True) if flag}
     cells = {

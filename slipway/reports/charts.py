@@ -11,8 +11,8 @@ from html import escape
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slipway.errors import MetricError
 from slipway.reports.html_page import Html
+from slipway.system.errors import MetricError
 
 _WIDTH, _HEIGHT = 480, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 34, 42

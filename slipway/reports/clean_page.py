@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.data.clean_report import CleanReport, Clusters, Example, RuleCount, TargetSummary
+from slipway.data.rules.report import CleanReport, Clusters, Example, RuleCount, TargetSummary
 from slipway.reports.charts import bars
 from slipway.reports.html_page import Html, Section, figure, gallery, image, join, page, paragraph, table, tiles
 

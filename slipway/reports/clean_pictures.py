@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.data.clean_report import CleanReport
-from slipway.data.sources import read_samples
-from slipway.errors import ImageError
-from slipway.params_sections import DataParams
-from slipway.preprocess import decode_image, flatten
+from slipway.config.sections import DataParams
+from slipway.data.rules.report import CleanReport
+from slipway.data.sources.sources import read_samples
+from slipway.inputs.images import decode_image, flatten
 from slipway.reports.clean_page import Pictures, shown_sources
+from slipway.system.errors import ImageError
 
 _SIDE_PX = 128
 

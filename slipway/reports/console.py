@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from slipway.bundle import Metric
+from slipway.artifacts.bundle import Metric
 
 _LARGEST_IN_FULL = 1e12  # the square of a million
 

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from slipway import files
-from slipway.bundle import Metric
-from slipway.contract import Task, is_classification
-from slipway.errors import SchemaError
-from slipway.metrics import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
+from slipway.artifacts.bundle import Metric
+from slipway.metrics.scores import ClassScores, Resampling, class_scores, confusion_matrix, count_classes, log_losses, measure
+from slipway.metrics.target_errors import TargetErrors
 from slipway.reports.calibration import Worth
 from slipway.reports.release_comparison import ReleasedComparison
 from slipway.reports.slice_record import slice_content
 from slipway.reports.slice_scores import SliceScores
-from slipway.target_errors import TargetErrors
+from slipway.system import files
+from slipway.system.contract import Task, is_classification
+from slipway.system.errors import SchemaError
 
 
 def headlines(task: Task) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipway.columns import ColumnContract
-from slipway.data.packed import Inputs
-from slipway.input_contract import InputContract
+from slipway.artifacts.input_contract import InputContract
+from slipway.data.store.packed import Inputs
+from slipway.inputs.columns import ColumnContract
 from slipway.reports.calibration_section import calibration_section
 from slipway.reports.cells import read_cells
 from slipway.reports.charts import Series, histogram, line_chart, residuals, scatter

@@ -1,6 +1,6 @@
 """What `evaluate` prints: headline numbers, the slices that are worse, and how far from the released model."""
 
-from slipway.metrics import why_absent
+from slipway.metrics.scores import why_absent
 from slipway.reports.calibration_section import in_words
 from slipway.reports.console import interval, number, text_table
 from slipway.reports.evaluation import Evaluation, headlines

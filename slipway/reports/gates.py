@@ -6,12 +6,12 @@ The measured value itself is judged; its interval and its rows are told beside i
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipway.bundle import Metric
-from slipway.errors import GateMissedError, MetricError
-from slipway.metrics import Resampling
-from slipway.params_sections import Gate
+from slipway.artifacts.bundle import Metric
+from slipway.config.sections import Gate
+from slipway.metrics.scores import Resampling
 from slipway.reports.console import interval, number
 from slipway.reports.slice_scores import RowAnswers, SliceScores
+from slipway.system.errors import GateMissedError, MetricError
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GateResult:
 
 
 def apply_gates(gates: dict[str, Gate], metrics: dict[str, Metric]) -> list[GateResult]:
-    """Compare each gate with its metric; `slipway.params` has already refused names that are no metric.
+    """Compare each gate with its metric; `slipway.config.params` has already refused names that are no metric.
 
     MetricError where the test rows do not define a metric that is asked for: such a gate is neither reached nor missed.
     """

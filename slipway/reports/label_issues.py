@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway.data.rows import write_table
+from slipway.data.engine.rows import write_table
 
 LABEL_ISSUES = pa.schema(
     [

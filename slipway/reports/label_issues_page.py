@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from slipway.columns import ColumnContract
-from slipway.data.packed import Inputs
-from slipway.input_contract import InputContract
+from slipway.artifacts.input_contract import InputContract
+from slipway.data.store.packed import Inputs
+from slipway.inputs.columns import ColumnContract
 from slipway.reports.cells import read_cells
 from slipway.reports.html_page import Html, Section, beside, figure, gallery, image, join, page, paragraph, table, tiles
 from slipway.reports.label_issues import LabelIssues

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from slipway.bundle import Choice, Figures, Provider, Ratio
-from slipway.contract import Contract, Task, is_classification
-from slipway.outlier_shares import LEAST_RANK
+from slipway.artifacts.bundle import Choice, Figures, Provider, Ratio
+from slipway.metrics.outlier_shares import LEAST_RANK
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.html_page import Html, Section, join, page, paragraph, table, tiles
+from slipway.system.contract import Contract, Task, is_classification
 
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA"}
 

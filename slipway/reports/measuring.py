@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from slipway.contract import is_classification
-from slipway.data.packed import PackedManifest, PackedSplit
-from slipway.metrics import Resampling, measure
-from slipway.params_sections import EvaluateParams
+from slipway.config.sections import EvaluateParams
+from slipway.data.store.packed import PackedManifest, PackedSplit
+from slipway.metrics.scores import Resampling, measure
+from slipway.metrics.target_errors import errors_by_target
 from slipway.reports.calibration import Worth
 from slipway.reports.evaluation import Evaluation, measure_without_leaked
 from slipway.reports.gates import GateResult, apply_gates, apply_slice_gates
 from slipway.reports.release_comparison import ReleasedAnswers, compare, released_gate
 from slipway.reports.slice_scores import RowAnswers, score_slices
 from slipway.reports.slices import Dimension
-from slipway.target_errors import errors_by_target
+from slipway.system.contract import is_classification
 
 _NUM_RANGES = 5  # of a numeric target
 

@@ -8,10 +8,10 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from slipway import files
-from slipway.metrics import wilson_interval
+from slipway.metrics.scores import wilson_interval
 from slipway.reports.evaluation import Evaluation
 from slipway.reports.slice_record import write_slices
+from slipway.system import files
 
 # A machine that reads pickles takes a file that begins with the word "confidence" for one.
 _RELIABILITY = ("rows", "confidence", "accuracy", "ideal", "low", "high")

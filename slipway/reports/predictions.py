@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway.data.rows import read_table, write_table
+from slipway.data.engine.rows import read_table, write_table
 from slipway.reports.evaluation import Evaluation
 
 _ROW = [

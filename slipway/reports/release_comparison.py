@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Metric
-from slipway.contract import Contract
-from slipway.errors import DataError
-from slipway.metrics import Resampling
-from slipway.paired import PairedDifference, paired_difference
-from slipway.params_sections import Gate
+from slipway.artifacts.bundle import Metric
+from slipway.config.sections import Gate
+from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
+from slipway.metrics.scores import Resampling
 from slipway.reports.gates import GateResult
 from slipway.reports.slice_scores import RowAnswers, headline
+from slipway.system.contract import Contract
+from slipway.system.errors import DataError
 
 _FEWEST_ROWS = 2
 _LOSS = {"accuracy": "accuracy lost", "rmse": "rmse growth"}

@@ -5,8 +5,8 @@ import io
 from pathlib import Path
 from typing import Any
 
-from slipway import files
 from slipway.reports.slice_scores import SliceScores
+from slipway.system import files
 
 _COLUMNS = ("slice", "by", "value", "rows", "metric", "measured", "low", "high", "p_value", "is_worse")
 

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Metric
-from slipway.contract import Task, is_classification
-from slipway.metrics import Resampling, measure, wilson_interval
+from slipway.artifacts.bundle import Metric
+from slipway.metrics.scores import Resampling, measure, wilson_interval
 from slipway.reports.slices import Dimension
+from slipway.system.contract import Task, is_classification
 
 _CHUNK_NUMBERS = 1 << 22  # permuted rows that are held at a time
 _MOST_NAMED = 20  # small slices of one dimension; more are told as one

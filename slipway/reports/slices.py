@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from slipway.contract import is_table
-from slipway.data.packed import Inputs, PackedManifest, PackedSplit
-from slipway.data.raw_columns import RawCells
-from slipway.errors import IntegrityError
+from slipway.data.store.packed import Inputs, PackedManifest, PackedSplit
+from slipway.data.tables.raw_columns import RawCells
+from slipway.system.contract import is_table
+from slipway.system.errors import IntegrityError
 
 MISSING = "missing"
 _QUARTILES = (0.25, 0.5, 0.75)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipway.bundle import Metric
+from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number
 from slipway.reports.html_page import Html, Section, join, paragraph, table
 from slipway.reports.slice_scores import SliceScore, SliceScores, SmallSlice

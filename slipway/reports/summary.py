@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.certificate import Certificate, Execution, Hop, read_certificate
-from slipway.command import run_stage
-from slipway.contract import Task, is_classification
-from slipway.errors import CertificateError, SchemaError
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Certificate, Execution, Hop, read_certificate
+from slipway.config.command import run_stage
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.evaluation import read_metrics
+from slipway.system.contract import Task, is_classification
+from slipway.system.errors import CertificateError, SchemaError
 
 _SERVE = "serve it on 127.0.0.1:3000\n  make serve\n  bentoml serve serving.service:Slipway"
 

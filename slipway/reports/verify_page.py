@@ -10,16 +10,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import Metric
-from slipway.certificate import Certificate, Execution, Hop, first_fault
-from slipway.columns import ColumnContract
-from slipway.contract import Task, is_classification
-from slipway.data.packed import Inputs
-from slipway.input_contract import InputContract
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.certificate import Certificate, Execution, Hop, first_fault
+from slipway.artifacts.input_contract import InputContract
+from slipway.data.store.packed import Inputs
+from slipway.inputs.columns import ColumnContract
 from slipway.reports.cells import read_cells
 from slipway.reports.console import interval, number
 from slipway.reports.html_page import Html, Section, figure, gallery, image, join, page, paragraph, table, tiles
 from slipway.reports.log_bars import LogBar, log_bars
+from slipway.system.contract import Task, is_classification
 
 _MOST_FLIPS = 12  # shown of one hop; all are counted, and named in the certificate
 

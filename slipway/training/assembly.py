@@ -6,21 +6,21 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from slipway.contract import is_classification
-from slipway.cores import num_cores
-from slipway.data.augmentation import AugmentPlan
-from slipway.freed_memory import keep_freed_memory
-from slipway.input_contract import InputContract
-from slipway.params_sections import TrainParams
-from slipway.preprocess import ImageContract
-from slipway.training.batches import ImageChanges, StepShape, TrainingBatches
-from slipway.training.execution import arrange
-from slipway.training.freezing import Freezing
+from slipway.artifacts.input_contract import InputContract
+from slipway.config.sections import TrainParams
+from slipway.data.augmentation.plan import AugmentPlan
+from slipway.inputs.images import ImageContract
+from slipway.system.contract import is_classification
+from slipway.system.cores import num_cores
+from slipway.system.malloc import keep_freed_memory
+from slipway.training.batches.batches import ImageChanges, StepShape, TrainingBatches
+from slipway.training.distributed.execution import arrange
+from slipway.training.distributed.strategies import Placement, actual_setup, check_actual, trainer_arguments
 from slipway.training.job import TrainingData
 from slipway.training.module import TrainingModule
-from slipway.training.networks import Network
-from slipway.training.precision import allow_float16_on_cpu, fit_into_half
-from slipway.training.strategies import Placement, actual_setup, check_actual, trainer_arguments
+from slipway.training.networks.freezing import Freezing
+from slipway.training.networks.networks import Network
+from slipway.training.recipe.precision import allow_float16_on_cpu, fit_into_half
 
 
 def prepare_process(params: TrainParams, placement: Placement, network: Network) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from slipway import files
-from slipway.errors import TrainingError
-from slipway.training.consolidation import consolidated_weights
-from slipway.training.early_stopping import has_ended
-from slipway.training.fingerprint import Fingerprint
+from slipway.system import files
+from slipway.system.errors import TrainingError
+from slipway.training.checkpoints.checkpoints import Save
+from slipway.training.checkpoints.consolidation import consolidated_weights
+from slipway.training.checkpoints.fingerprint import Fingerprint
+from slipway.training.checkpoints.positions import Position
+from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, count_parameters
-from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
-from slipway.training.positions import Position
-from slipway.training.saves import Save
-from slipway.training.strategies import requested_setup
+from slipway.training.networks.networks import ModelCard, Network, NetworkSpec, build_network, save_checkpoint
+from slipway.training.recipe.early_stopping import has_ended
 
 
 def write_checkpoint(job: Job) -> None:

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slipway.data.augmentation import AugmentPlan, open_augmented
-from slipway.data.packed import PackedManifest, PackedSplit, open_split, read_manifest
-from slipway.errors import DataError
-from slipway.params_sections import TrainParams
-from slipway.training.batches import StepShape, cut_step
-from slipway.training.execution import check_execution
-from slipway.training.fingerprint import Fingerprint, take_fingerprint
-from slipway.training.losses import class_weights
-from slipway.training.networks import Network, NetworkSpec, Stretch, build_network
-from slipway.training.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
-from slipway.training.processes import is_first_process
-from slipway.training.saves import Saves
-from slipway.training.strategies import Placement, place, this_machine
+from slipway.config.sections import TrainParams
+from slipway.data.augmentation.plan import AugmentPlan, open_augmented
+from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.system.errors import DataError
+from slipway.training.batches.batches import StepShape, cut_step
+from slipway.training.checkpoints.checkpoints import Saves
+from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
+from slipway.training.distributed.execution import check_execution
+from slipway.training.distributed.processes import is_first_process
+from slipway.training.distributed.strategies import Placement, place, this_machine
+from slipway.training.networks.networks import Network, NetworkSpec, Stretch, build_network
+from slipway.training.networks.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
+from slipway.training.recipe.losses import class_weights
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
-from slipway.contract import is_classification
-from slipway.errors import TrainingError
-from slipway.params_sections import TrainParams
-from slipway.training.augmentation import augment_batch
-from slipway.training.batches import Batch
+from slipway.config.sections import TrainParams
+from slipway.system.contract import is_classification
+from slipway.system.errors import TrainingError
+from slipway.training.augmentation.batch import augment_batch
+from slipway.training.batches.batches import Batch
 from slipway.training.epoch_sums import EpochSums
-from slipway.training.guard import StepGuard
-from slipway.training.losses import RowLosses, l1_penalty
-from slipway.training.networks import Network
-from slipway.training.optimizers import optimizer_and_schedule, optimizer_names
+from slipway.training.networks.networks import Network
+from slipway.training.recipe.losses import RowLosses, l1_penalty
+from slipway.training.recipe.nonfinite import StepGuard
+from slipway.training.recipe.optimizers import optimizer_and_schedule, optimizer_names
 from slipway.training.running_statistics import average_running_statistics
 
 

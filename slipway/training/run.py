@@ -12,18 +12,16 @@ from dataclasses import asdict
 import pytorch_lightning as pl
 from torch import distributed
 
-from slipway import files
-from slipway.contract import is_classification
-from slipway.params_sections import TrainParams
+from slipway.config.sections import TrainParams
+from slipway.system import files
+from slipway.system.contract import is_classification
 from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
-from slipway.training.batches import ValidationBatches, training_loader, validation_loader
-from slipway.training.costs import CostMeter, write_costs
-from slipway.training.early_stopping import has_ended
-from slipway.training.faults import explain_bus_errors
-from slipway.training.finishing import write_checkpoint
-from slipway.training.job import Job, Paths, count_parameters, prepare
-from slipway.training.networks import Network
-from slipway.training.processes import (
+from slipway.training.batches.batches import ValidationBatches, training_loader, validation_loader
+from slipway.training.checkpoints.callback import Saver
+from slipway.training.checkpoints.checkpoints import Save
+from slipway.training.checkpoints.resuming import Resumption
+from slipway.training.distributed.faults import explain_bus_errors
+from slipway.training.distributed.processes import (
     end_with_parent,
     ended_together,
     is_first_process,
@@ -32,16 +30,18 @@ from slipway.training.processes import (
     told_once,
     was_started_by_another,
 )
-from slipway.training.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
-from slipway.training.resuming import Resumption
-from slipway.training.run_log import RunLog
-from slipway.training.saver import Saver
-from slipway.training.saves import Save
-from slipway.training.start_lines import in_words, print_start
-from slipway.training.step_clock import StepClock
-from slipway.training.stopping import Signals, Stopped, requeue
-from slipway.training.telemetry import StepTelemetry, Where
-from slipway.training.weight_average import WeightAverage
+from slipway.training.distributed.stopping import Signals, Stopped, requeue
+from slipway.training.finishing import write_checkpoint
+from slipway.training.job import Job, Paths, count_parameters, prepare
+from slipway.training.networks.networks import Network
+from slipway.training.recipe.early_stopping import has_ended
+from slipway.training.recipe.weight_average import WeightAverage
+from slipway.training.telemetry.costs import CostMeter, write_costs
+from slipway.training.telemetry.progress import EpochLines, log_finished, loggers, progress_bars, silence_chatter
+from slipway.training.telemetry.run_log import RunLog
+from slipway.training.telemetry.start_lines import in_words, print_start
+from slipway.training.telemetry.step_clock import StepClock
+from slipway.training.telemetry.telemetry import StepTelemetry, Where
 
 
 def train(seed: int, params: TrainParams, paths: Paths) -> None:

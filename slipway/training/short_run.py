@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from slipway.contract import is_classification
-from slipway.errors import UnavailableError
-from slipway.params_sections import TrainParams
+from slipway.config.sections import TrainParams
+from slipway.system.contract import is_classification
+from slipway.system.errors import UnavailableError
 from slipway.training.assembly import SetupCheck, freezing, prepare_process, step_arguments, training_batches, training_module
-from slipway.training.batches import ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.training.batches.batches import ValidationBatches, cut_step, training_loader, validation_loader
+from slipway.training.distributed.processes import leave_signals_alone
+from slipway.training.distributed.strategies import Machine, Placement, this_machine
 from slipway.training.job import TrainingData
 from slipway.training.module import TrainingModule
-from slipway.training.networks import Network
-from slipway.training.processes import leave_signals_alone
-from slipway.training.strategies import Machine, Placement, this_machine
-from slipway.training.weight_average import WeightAverage
+from slipway.training.networks.networks import Network
+from slipway.training.recipe.weight_average import WeightAverage
 
 ONE_PROCESS = {"strategy": "single", "offload": "none", "devices": 1, "num_nodes": 1}  # of the section train
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from slipway.data.raw_tables import read_raw_table
-from slipway.data.table_cleaning import clean_table
-from slipway.data.table_report import table_report
-from slipway.errors import DataError
+from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.cleaning import clean_table
+from slipway.data.tables.report import table_report
+from slipway.system.errors import DataError
 from tests.data.raw_files import data_params
 from tests.project_params import clean_params
 

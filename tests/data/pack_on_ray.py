@@ -10,16 +10,17 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import cast
 
-from slipway import files, user_function
-from slipway.data import parallel
-from slipway.data.packing import pack, packing_key
-from slipway.data.parallel import Engine
-from slipway.data.samples import RawSample
-from slipway.data.store_form import StoreForm
-from slipway.data.work_folder import work_folder
-from slipway.preprocess import TransformContract
+from slipway.data.engine import parallel
+from slipway.data.engine.parallel import Engine
+from slipway.data.engine.work_folder import work_folder
+from slipway.data.sources.samples import RawSample
+from slipway.data.store.packing import pack, packing_key
+from slipway.data.store.store_form import StoreForm
+from slipway.inputs import user_function
+from slipway.inputs.images import TransformContract
+from slipway.system import files
 from tests.data.pictures import CONTRACT
-from tests.data.test_packing import data_set
+from tests.data.store.test_packing import data_set
 
 
 def ray_workers(parent: int) -> list[int]:

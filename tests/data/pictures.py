@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway.contract import Task
-from slipway.data.cleaning import Cleaned, clean_samples, collect, digest_pixels
-from slipway.data.digests import DigestList
-from slipway.data.samples import RawSample
-from slipway.files import sha256_bytes
-from slipway.params_sections import CleanParams, DataParams
-from slipway.preprocess import ImageContract
+from slipway.config.sections import CleanParams, DataParams
+from slipway.data.images.cleaning import Cleaned, clean_samples, collect, digest_pixels
+from slipway.data.sources.checksums import DigestList
+from slipway.data.sources.samples import RawSample
+from slipway.inputs.images import ImageContract
+from slipway.system.contract import Task
+from slipway.system.files import sha256_bytes
 from tests.project_params import PROJECT, clean_params
 
 CLEAN = clean_params(max_bad_share=0.5, min_side_px=4, max_pixels=10_000)

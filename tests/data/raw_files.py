@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from slipway.data.raw_tables import read_raw_table
-from slipway.data.table_cleaning import CleanedTable, clean_table
-from slipway.params_sections import ColumnParams, DataParams
+from slipway.config.sections import ColumnParams, DataParams
+from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.cleaning import CleanedTable, clean_table
 from tests.project_params import PROJECT, clean_params
 
 

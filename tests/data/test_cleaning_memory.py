@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from slipway.data import scratch_tables
-from slipway.data.cleaning import collect
-from slipway.data.inspection import FACTS
+from slipway.data.engine import scratch_tables
+from slipway.data.images.cleaning import collect
+from slipway.data.images.inspection import FACTS
 from tests.data.raw_files import cleaned, data_params
 from tests.project_params import clean_params
 

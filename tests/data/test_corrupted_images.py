@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from slipway.files import sha256_bytes
+from slipway.system.files import sha256_bytes
 from tests.data.pictures import encode
 from tests.data.test_data_stages import prepare, refusal, run
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from slipway import files
-from slipway.data.augmentation import open_augmented
-from slipway.data.packed import open_split, read_manifest
+from slipway.data.augmentation.plan import open_augmented
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.system import files
 from tests import warm_starts
 from tests.data.pictures import picture, write_folder
 

@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway.contract import Task
-from slipway.data.cleaning import Cleaned
-from slipway.data.image_quality import measure
-from slipway.data.samples import RawSample
-from slipway.params_sections import CleanParams
+from slipway.config.sections import CleanParams
+from slipway.data.images.cleaning import Cleaned
+from slipway.data.images.quality import measure
+from slipway.data.sources.samples import RawSample
+from slipway.system.contract import Task
 from tests.data.pictures import cleaned_by, encode, from_memory, picture, sample
 from tests.project_params import clean_params
 

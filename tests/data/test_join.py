@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from slipway.config.sections import DataParams
 from slipway.data.join import Joined, join, main, next_command
-from slipway.data.raw_tables import COLLECTED as MARK
-from slipway.data.samples import RawSample
-from slipway.data.sources import read_samples
-from slipway.errors import DataError
-from slipway.params_sections import DataParams
+from slipway.data.sources.raw_tables import COLLECTED as MARK
+from slipway.data.sources.samples import RawSample
+from slipway.data.sources.sources import read_samples
+from slipway.system.errors import DataError
 from tests.data import raw_files
 from tests.data.pictures import IMAGE_TYPE, data_params, picture
 from tests.data.raw_files import cleaned, said, write_csv
@@ -58,7 +58,7 @@ def old_images(folder: Path, form: str) -> Path:
 
 
 def collected_images(path: Path, labels: dict[int, str | None]) -> Path:
-    """As `slipway.collect` writes them."""
+    """As `slipway.traffic.collect` writes them."""
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in labels], IMAGE_TYPE)
     pq.write_table(pa.table({"image": images, "label": pa.array(list(labels.values()), pa.string())}), path)
     return path
@@ -196,7 +196,7 @@ def write_old_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Path
 
 
 def write_collected_table(path: Path) -> Path:
-    """As `slipway.collect` writes it: the inputs alone, typed; the first row is row 0 of the old table."""
+    """As `slipway.traffic.collect` writes it: the inputs alone, typed; the first row is row 0 of the old table."""
     columns = {"a": [0.5, 100.25, None], "colour": ["blue", "red", "blue"], "yes": [False, True, True]}
     pq.write_table(pa.table(columns | {"label": ["1", "2", "1"]}), path)
     return path
@@ -374,7 +374,7 @@ def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
     params["data"] |= {"path": "old.tar"}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"slipway\.collect"):
+    with pytest.raises(DataError, match=r"slipway\.traffic\.collect"):
         main(["next.parquet"])
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "collected.parquet").write_text("PAR1 and no end")

@@ -8,21 +8,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from slipway import files
-from slipway.data.packing import pack
-from slipway.data.raw_times import time_raw_rows
-from slipway.data.rows import SPLIT_ROWS
-from slipway.data.samples import RawSample
-from slipway.data.store_form import StoreForm
-from slipway.preprocess import ImageContract, TransformContract
-from slipway.user_function import code_digest
+from slipway.data.engine.rows import SPLIT_ROWS
+from slipway.data.sources.samples import RawSample
+from slipway.data.store.packing import pack
+from slipway.data.store.raw_times import time_raw_rows
+from slipway.data.store.store_form import StoreForm
+from slipway.inputs.images import ImageContract, TransformContract
+from slipway.inputs.user_function import code_digest
+from slipway.system import files
 from tests.data.pictures import picture
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 SLOW = "import time\n\n\ndef wait(image):\n    time.sleep(0.02)\n    return image\n"
 NAME = "waits_for_a_server.crop:wait"
 NUM_WORKERS, NUM_ROUNDS = 4, 3
-AHEAD = NUM_WORKERS * 2 * 16  # images on their way: two chunks of 16 for each worker (`slipway.data.parallel`, `filling`)
+AHEAD = NUM_WORKERS * 2 * 16  # images on their way: two chunks of 16 for each worker (`slipway.data.engine.parallel`, `filling`)
 NUM_TIMED = {1: 48, NUM_WORKERS: 192}
 NUM_IMAGES = 2 * AHEAD + NUM_TIMED[NUM_WORKERS]
 SAMPLES = [RawSample(str(number), picture(number), str(number % 2), None, None, None) for number in range(NUM_IMAGES)]

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from slipway import files
-from slipway.data.packed import open_split, read_manifest
-from slipway.network_arguments import STARTS
+from slipway.config.network_arguments import STARTS
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.system import files
 from tests.data.raw_files import numbered_csv, write_csv
 from tests.data.test_data_stages import ROOT, digests, ended, prepare, refusal, run
 

@@ -8,18 +8,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from serving.decoding import ImageDecoder
-from serving.responses import Refusal
-from slipway import files, user_function
-from slipway.data.packed import open_split, read_manifest
-from slipway.data.packing import pack, packing_key
-from slipway.data.samples import RawSample
-from slipway.data.store_form import StoreForm
-from slipway.data.work_folder import work_folder
-from slipway.errors import DataError, IntegrityError
-from slipway.preprocess import ImageContract, TransformContract, array_from_bytes
+from serving.http.responses import Refusal
+from serving.requests.decoding import ImageDecoder
+from slipway.data.engine.work_folder import work_folder
+from slipway.data.sources.samples import RawSample
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.data.store.packing import pack, packing_key
+from slipway.data.store.store_form import StoreForm
+from slipway.inputs import user_function
+from slipway.inputs.images import ImageContract, TransformContract, array_from_bytes
+from slipway.system import files
+from slipway.system.errors import DataError, IntegrityError
 from tests.data.pictures import CONTRACT, picture
-from tests.data.test_packing import data_set
+from tests.data.store.test_packing import data_set
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 CROP = """

@@ -8,9 +8,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from slipway.data.packed import Inputs, PackedSplit
+from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.doctor.timed_run import main
-from slipway.training.batches import Batch, TrainingBatches
+from slipway.training.batches.batches import Batch, TrainingBatches
 
 SECONDS = 0.020  # for each sample
 

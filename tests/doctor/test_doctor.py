@@ -7,10 +7,10 @@ from typing import IO, Any
 
 import pytest
 
+from slipway.config.params import load_params
 from slipway.doctor.diagnosis import Diagnosis
 from slipway.doctor.doctor import NUM_ROUNDS, examine, prove
 from slipway.doctor.timed_processes import Measured, Project
-from slipway.params import load_params
 from tests import warm_starts
 from tests.training.conftest import ROOT, write_project
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from slipway.config.sections import TrainParams
 from slipway.doctor.cures import candidates, find_bottleneck
 from slipway.doctor.forecast import Facts, best_num_workers, expected_step_ms
 from slipway.doctor.loader_times import LoaderTimes
 from slipway.doctor.step_times import PARTS, Clock, Part
-from slipway.params_sections import TrainParams
-from slipway.training.strategies import Placement
+from slipway.training.distributed.strategies import Placement
 from tests.project_params import PROJECT
 
 WAITING = {0: 80.0, 1: 80.0, 2: 40.0, 4: 20.0}

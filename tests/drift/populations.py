@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.bundle import OutputContract
-from slipway.calibration import Answers
-from slipway.columns import Column, ColumnContract
+from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.uncertainty import Answers
 from slipway.drift.features import extract
 from slipway.drift.reference import Reference, ReferenceRows, build_reference
 from slipway.drift.window import Window
+from slipway.inputs.columns import Column, ColumnContract
 from tests.calibrations import CALIBRATION
 
 NUM_COLUMNS = 20

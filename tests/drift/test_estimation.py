@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.bundle import OutputContract
+from slipway.artifacts.bundle import OutputContract
 from slipway.drift.estimation import MIN_ROWS, Estimate, estimate_quality
 from slipway.drift.reference import ReferenceRows, build_reference
 from slipway.drift.window import Window

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.bundle import OutputContract
-from slipway.columns import Cell, ColumnContract, encode_rows
+from slipway.artifacts.bundle import OutputContract
 from slipway.drift.features import extract, extract_inputs, extract_outputs, feature_names, features_of, input_features, output_features
-from slipway.preprocess import ImageContract
+from slipway.inputs.columns import Cell, ColumnContract, encode_rows
+from slipway.inputs.images import ImageContract
 from tests.export.small_bundle import write_small_bundle
 from tests.serving.bundles import COLUMNS, column
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway import bundle as bundles
-from slipway.bundle import DRIFT, LoadedBundle
+from slipway.artifacts import bundle as bundles
+from slipway.artifacts.bundle import DRIFT, LoadedBundle
 from slipway.drift.reference import (
     describe_answers,
     describe_inputs,
@@ -16,8 +16,8 @@ from slipway.drift.reference import (
     reference_bytes,
     references_bytes,
 )
-from slipway.errors import BundleError
-from slipway.files import sha256_bytes
+from slipway.system.errors import BundleError
+from slipway.system.files import sha256_bytes
 from tests.calibrations import CALIBRATION
 from tests.drift.populations import CONTRACT, ORDINARY, OUTPUT, Population, answers_of, reference_of
 from tests.serving.bundles import write_bundle

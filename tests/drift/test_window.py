@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from slipway.drift.window import Window
-from slipway.errors import SchemaError
+from slipway.system.errors import SchemaError
 from tests.drift.populations import ORDINARY, Population, features_of_rows, reference_of, window_of
 
 REFERENCE = reference_of(ORDINARY.draw(np.random.default_rng(1), 1000))

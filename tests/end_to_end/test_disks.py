@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway import files
+from slipway.system import files
 from tests.end_to_end.project import Project
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from slipway.certificate import read_certificate
+from slipway.artifacts.certificate import read_certificate
 from tests.end_to_end.project import NUM_IMAGES, SHAPES, Project
 from tests.structure.dangers import artefact_dangers
 

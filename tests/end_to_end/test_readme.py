@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slipway.params import parse_params
+from slipway.config.params import parse_params
 from tests.end_to_end.project import Project, readme_params
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageOps
 
-from slipway import files
+from slipway.system import files
 from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.bundle import load_bundle
+from slipway.artifacts.bundle import load_bundle
 from tests import plain_http
 from tests.end_to_end.project import SHAPES, Project, wait_until_ready
 

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from slipway.bundle import load_bundle
-from slipway.certificate import read_certificate
-from slipway.columns import ColumnContract
+from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.certificate import read_certificate
+from slipway.inputs.columns import ColumnContract
 from tests import plain_http
 from tests.end_to_end.project import Project
 

@@ -15,23 +15,23 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from slipway import files
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.calibration import Calibration, read_calibration, write_calibration
-from slipway.contract import Task
-from slipway.data.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
+from slipway.config.params import Params, load_params, parse_params
+from slipway.data.store.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
 from slipway.export.bundling import ExportRows, Trained, write_bundle
 from slipway.export.graph import torch_answers
 from slipway.export.leaderboard import Effort
 from slipway.export.lineage import trace_lineage
-from slipway.metrics import Resampling, classification_metrics, regression_metrics
-from slipway.params import Params, load_params, parse_params
-from slipway.preprocess import ImageContract
+from slipway.inputs.images import ImageContract
+from slipway.metrics.scores import Resampling, classification_metrics, regression_metrics
 from slipway.reports.evaluation import Evaluation, write_evaluation
-from slipway.training.calibrated import CalibratedNetwork, calibrated
-from slipway.training.calibrating import Calibrator
-from slipway.training.networks import ModelCard, Network, NetworkSpec, build_network, load_network, save_checkpoint
-from slipway.training.outlier_score import save_outlier_score
+from slipway.system import files
+from slipway.system.contract import Task
+from slipway.training.networks.networks import ModelCard, Network, NetworkSpec, build_network, load_network, save_checkpoint
+from slipway.training.uncertainty.calibrated import CalibratedNetwork, calibrated
+from slipway.training.uncertainty.calibrating import Calibrator
+from slipway.training.uncertainty.outlier_score import save_outlier_score
 from tests.model_cards import model_card
 from tests.packed_rows import packed_rows
 

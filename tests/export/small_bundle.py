@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from slipway import files
-from slipway.bundle import Bundle, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
-from slipway.certificate import Execution
-from slipway.columns import Column, ColumnContract
-from slipway.input_contract import InputContract, input_name
-from slipway.passport import Machine, Passport, Profile
-from slipway.preprocess import ImageContract
+from slipway.artifacts.bundle import Bundle, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.engine_manifest import Machine, Passport, Profile
+from slipway.artifacts.input_contract import InputContract, input_name
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.system import files
 from tests.calibrations import CALIBRATION
 
 LABELS = ["cat", "dog", "emu"]

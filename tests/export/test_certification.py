@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.bundle import LoadedBundle
-from slipway.certificate import Execution, Hop, check_certificate, first_fault, read_certificate, write_certificate
-from slipway.errors import CertificateError, IntegrityError, ParityError
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution, Hop, check_certificate, first_fault, read_certificate, write_certificate
 from slipway.export.certification import (
     digest_everything,
     hop_table,
@@ -14,6 +13,7 @@ from slipway.export.certification import (
     summarise,
 )
 from slipway.export.comparison import failed, not_executed
+from slipway.system.errors import CertificateError, IntegrityError, ParityError
 from tests.export.small_bundle import write_small_bundle
 
 EXECUTION = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")

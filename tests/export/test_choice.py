@@ -1,8 +1,8 @@
 import pytest
 
-from slipway.bundle import Figures, Metric, Ratio
+from slipway.artifacts.bundle import Figures, Metric, Ratio
+from slipway.config.sections import GoalParams
 from slipway.export.choice import choose
-from slipway.params_sections import GoalParams
 
 MEANT_FOR = {"fp32": True, "fp16": False, "int8": True, "int8_dynamic": True}
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.calibration import Answers
-from slipway.certificate import Execution, Hop
-from slipway.errors import BundleError
+from slipway.artifacts.certificate import Execution, Hop
+from slipway.artifacts.uncertainty import Answers
 from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
 from slipway.export.hops import batch_noise, in_order_of, in_small_batches
-from slipway.metrics import Resampling
-from slipway.paired import paired_difference
+from slipway.metrics.paired_bootstrap import paired_difference
+from slipway.metrics.scores import Resampling
+from slipway.system.errors import BundleError
 from tests.calibrations import CALIBRATION
 
 RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)

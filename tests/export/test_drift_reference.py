@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway.bundle import DRIFT
+from slipway.artifacts.bundle import DRIFT
 from slipway.drift.estimation import estimate_quality
 from slipway.drift.features import extract
 from slipway.drift.judging import judge
 from slipway.drift.reference import parse_references, read_reference
 from slipway.drift.window import Window
-from slipway.errors import BundleError
 from slipway.export.drift import choose_rows, has_served_form
 from slipway.export.variants import run_in_batches
-from slipway.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx
+from slipway.system.errors import BundleError
 from tests.export.conftest import Project
 
 pytestmark = pytest.mark.slow

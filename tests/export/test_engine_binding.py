@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway import compilation, files
-from slipway.bundle import LoadedBundle
-from slipway.certificate import Execution
-from slipway.errors import EngineError
-from slipway.passport import EngineRequest, Profile, read_passport
-from slipway.runtime import open_engine
-from slipway.tensorrt_engine import build_engine, check_precision, engine_precision
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.engine_manifest import EngineRequest, Profile, read_passport
+from slipway.runtimes import compilation
+from slipway.runtimes.runtime import open_engine
+from slipway.runtimes.tensorrt import build_engine, check_precision, engine_precision
+from slipway.system import files
+from slipway.system.errors import EngineError
 from tests import fake_tensorrt
 from tests.serving.bundles import CONTRACT, probabilities, write_bundle
 

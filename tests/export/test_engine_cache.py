@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from slipway import runtime
-from slipway.bundle import LoadedBundle, describe_model
-from slipway.engine_cache import SEAL, EngineKey, engine_folder, engines_of
-from slipway.errors import EngineError, IntegrityError, UnavailableError
-from slipway.passport import Profile
-from slipway.runtime import ONNX_TENSORRT, open_onnx_tensorrt, why_unavailable
+from slipway.artifacts.bundle import LoadedBundle, describe_model
+from slipway.artifacts.engine_manifest import Profile
+from slipway.runtimes import runtime
+from slipway.runtimes.engine_cache import SEAL, EngineKey, engine_folder, engines_of
+from slipway.runtimes.runtime import ONNX_TENSORRT, open_onnx_tensorrt, why_unavailable
+from slipway.system.errors import EngineError, IntegrityError, UnavailableError
 from tests import fake_tensorrt
 from tests.serving.bundles import CONTRACT, WEIGHTS, classifier, write_bundle
 

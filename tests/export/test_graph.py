@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from slipway.bundle import OutputContract
-from slipway.errors import BundleError, ParityError
+from slipway.artifacts.bundle import OutputContract
 from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
-from slipway.preprocess import ImageContract
-from slipway.runtime import open_onnx
-from slipway.training.calibrated import CalibratedNetwork
+from slipway.inputs.images import ImageContract
+from slipway.runtimes.runtime import open_onnx
+from slipway.system.errors import BundleError, ParityError
+from slipway.training.uncertainty.calibrated import CalibratedNetwork
 from tests.calibrations import calibrated
 from tests.export.conftest import Project
 

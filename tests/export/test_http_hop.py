@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.bundle import LoadedBundle, load_bundle, write_manifest
-from slipway.certificate import Execution
-from slipway.data.samples import Fault, RawSample
-from slipway.errors import IntegrityError, ParityError
+from slipway.artifacts.bundle import LoadedBundle, load_bundle, write_manifest
+from slipway.artifacts.certificate import Execution
+from slipway.data.sources.samples import Fault, RawSample
 from slipway.export.comparison import TestRows
 from slipway.export.http_hop import Payload, ServiceClient, original_payloads, row_payloads
+from slipway.system.errors import IntegrityError, ParityError
 from tests.calibrations import CALIBRATION, described
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 

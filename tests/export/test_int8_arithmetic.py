@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from slipway import runtime
 from slipway.export.lineage import describe_hardware
 from slipway.export.quantization import CPU, TENSORRT, Scheme, StaticQuantizer, dynamic_graph
-from slipway.int8_arithmetic import int8_instructions, weight_bits
-from slipway.runtime import open_onnx
+from slipway.runtimes import runtime
+from slipway.runtimes.cpu_int8 import int8_instructions, weight_bits
+from slipway.runtimes.runtime import open_onnx
 from tests.export.test_quantization import ROWS, WIDTH, graph, mlp
 
 LARGEST_SUM = 2**15 - 1  # of two products in 16 bits

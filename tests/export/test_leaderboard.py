@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.bundle import OutputContract, Ratio
-from slipway.calibration import Answers
-from slipway.certificate import Execution
-from slipway.errors import ParityError
+from slipway.artifacts.bundle import OutputContract, Ratio
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.uncertainty import Answers
+from slipway.config.sections import GoalParams
 from slipway.export.choice import MOST_BATCH_DEPENDENCE, choose
 from slipway.export.leaderboard import Contest, Effort, measure_provider, metric_loss
 from slipway.export.timing import fewest_rounds, measure_in_turns, median_ratio
-from slipway.metrics import Resampling
-from slipway.params_sections import GoalParams
+from slipway.metrics.scores import Resampling
 from slipway.reports.leaderboard_page import Line
+from slipway.system.errors import ParityError
 from tests.calibrations import CALIBRATION
 from tests.packed_rows import packed_split
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.bundle import DataSource
+from slipway.artifacts.bundle import DataSource
 from slipway.export.lineage import trace_lineage
 
 FILE = {"path": "data/raw.parquet", "hash": "md5", "md5": "ab" * 16, "size": 123}

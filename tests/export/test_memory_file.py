@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from slipway import memory_file
-from slipway.memory_file import may_refer_elsewhere, path_or_bytes
+from slipway.runtimes import memfd as memory_file
+from slipway.runtimes.memfd import may_refer_elsewhere, path_or_bytes
 
 LARGE = os.urandom(3 << 20)
 

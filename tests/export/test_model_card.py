@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from slipway.bundle import CARD, Lineage, load_bundle
-from slipway.errors import BundleError, SchemaError
+from slipway.artifacts.bundle import CARD, Lineage, load_bundle
+from slipway.config.params import Params
 from slipway.export.model_card import CardFacts, model_card, read_report
-from slipway.params import Params
 from slipway.reports.evaluation import read_metrics
-from slipway.training.networks import read_model_card
+from slipway.system.errors import BundleError, SchemaError
+from slipway.training.networks.networks import read_model_card
 from stages import export
 from tests.export.conftest import Project
 

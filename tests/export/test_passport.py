@@ -3,9 +3,7 @@ from typing import Any
 
 import pytest
 
-from slipway import files
-from slipway.errors import EngineError, IntegrityError, UnavailableError
-from slipway.passport import (
+from slipway.artifacts.engine_manifest import (
     EngineRequest,
     Profile,
     check_machine,
@@ -17,6 +15,8 @@ from slipway.passport import (
     write_engine,
     write_receipt,
 )
+from slipway.system import files
+from slipway.system.errors import EngineError, IntegrityError, UnavailableError
 from tests.export.small_bundle import MACHINE, TENSORRT_FP16, passport_for, write_small_bundle
 
 PLAN = b"an engine"

@@ -13,19 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from slipway import files
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.calibration import Answers
-from slipway.certificate import Execution, first_fault
-from slipway.errors import ParityError
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Execution, first_fault
+from slipway.artifacts.engine_manifest import PASSPORT, Profile, write_engine
+from slipway.artifacts.uncertainty import Answers
+from slipway.config.params import Params
 from slipway.export.certification import make_certificate, raise_if_refused
 from slipway.export.comparison import Comparison, read_test_rows
 from slipway.export.hops import HopRunner, Measured
 from slipway.export.variants import fp16_graph
-from slipway.params import Params
-from slipway.passport import PASSPORT, Profile, write_engine
-from slipway.runtime import open_onnx
-from slipway.training.networks import ImageNetwork
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
+from slipway.system.errors import ParityError
+from slipway.training.networks.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
 from tests.export.small_bundle import passport_for
 

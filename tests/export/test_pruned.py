@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway import files
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.errors import BundleError
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.config.params import load_params
 from slipway.export.bundling import ExportRows, Pruned, write_bundle
 from slipway.export.graph import torch_answers
 from slipway.export.lineage import trace_lineage
 from slipway.export.variants import MEANT_FOR, OF_PRUNED, PRECISION
-from slipway.params import load_params
-from slipway.runtime import open_onnx
-from slipway.training.calibrated import CalibratedNetwork
-from slipway.training.calibrating import Calibrator
-from slipway.training.pruned import network_of
-from slipway.training.pruning import prune_channels
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
+from slipway.system.errors import BundleError
+from slipway.training.pruning.pruning import prune_channels
+from slipway.training.pruning.result import network_of
+from slipway.training.uncertainty.calibrated import CalibratedNetwork
+from slipway.training.uncertainty.calibrating import Calibrator
 from tests.export.conftest import QUICK, RESAMPLING, Project, trained
 
 pytestmark = pytest.mark.slow

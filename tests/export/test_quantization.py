@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from slipway import runtime
 from slipway.export.int8_search import search
 from slipway.export.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, why_not_dynamic
 from slipway.reports.leaderboard_page import loss_of
-from slipway.runtime import open_onnx
+from slipway.runtimes import runtime
+from slipway.runtimes.runtime import open_onnx
 
 WIDTH = 16
 GENERATOR = np.random.default_rng(0)

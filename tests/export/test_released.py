@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway import files
-from slipway.bundle import CARD, MANIFEST, Lineage, load_bundle
-from slipway.canary import FILE as CANARY
-from slipway.columns import encode_rows, read_row
-from slipway.contract import is_table
-from slipway.data.packed import PackedManifest, PackedSplit
-from slipway.data.table_source import read_json_rows
-from slipway.errors import BundleError, CertificateError, IntegrityError
+from slipway.artifacts.bundle import CARD, MANIFEST, Lineage, load_bundle
+from slipway.artifacts.golden_rows import FILE as CANARY
+from slipway.config.sections import DataParams
+from slipway.data.store.packed import PackedManifest, PackedSplit
+from slipway.data.tables.source import read_json_rows
 from slipway.export import release as releasing
 from slipway.export.release import RELEASED, read_known_rows, release
 from slipway.export.released import ask_released, open_released
-from slipway.params_sections import DataParams
-from slipway.preprocess import array_from_bytes
+from slipway.inputs.columns import encode_rows, read_row
+from slipway.inputs.images import array_from_bytes
+from slipway.system import files
+from slipway.system.contract import is_table
+from slipway.system.errors import BundleError, CertificateError, IntegrityError
 from tests.data.raw_files import data_params
 from tests.packed_rows import packed_split
 from tests.packed_tables import write_packed_table

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipway import files
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.certificate import Execution
-from slipway.kept import KeptRequest, digest_inputs
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Execution
 from slipway.replay.hops import Places, Replay
 from slipway.replay.judging import Hop
-from slipway.runtime import open_onnx
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
+from slipway.traffic.request_log import KeptRequest, digest_inputs
 from tests.calibrations import described
 from tests.export.conftest import Project, _png
 from tests.export.test_planted_faults import altered, scale_weights

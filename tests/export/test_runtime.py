@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.cuda_device import CudaDevice, call_cuda, driver_version
-from slipway.errors import EngineError, UnavailableError
-from slipway.passport import write_engine
-from slipway.runtime import EngineRunner, open_engine, open_onnx, this_machine, why_unavailable
+from slipway.artifacts.engine_manifest import write_engine
+from slipway.runtimes.cuda import CudaDevice, call_cuda, driver_version
+from slipway.runtimes.runtime import EngineRunner, open_engine, open_onnx, this_machine, why_unavailable
+from slipway.system.errors import EngineError, UnavailableError
 from tests.export.small_bundle import CONTRACT, LABELS, passport_for, write_small_bundle
 from tests.packed_tables import fit_contract
 

@@ -8,16 +8,17 @@ import numpy as np
 import onnx
 import pytest
 
-from serving.model import ServedModel, load_model
+from serving.models.model import ServedModel, load_model
 from serving.settings import read_settings
-from slipway import files, memory_file
-from slipway.bundle import load_bundle
-from slipway.certificate import REQUIRED, Execution, read_certificate, write_certificate
-from slipway.errors import BundleError, CertificateError, SlipwayError
+from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.certificate import REQUIRED, Execution, read_certificate, write_certificate
+from slipway.artifacts.engine_manifest import PASSPORT, Profile, write_engine
 from slipway.export.certification import make_certificate
 from slipway.export.comparison import failed
-from slipway.passport import PASSPORT, Profile, write_engine
-from slipway.runtime import open_onnx
+from slipway.runtimes import memfd as memory_file
+from slipway.runtimes.runtime import open_onnx
+from slipway.system import files
+from slipway.system.errors import BundleError, CertificateError, SlipwayError
 from tests.export.conftest import Project
 from tests.export.small_bundle import passport_for
 

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.bundle import LoadedBundle
-from slipway.certificate import Execution, Hop, first_fault
-from slipway.columns import ColumnContract, encode_rows, read_row
-from slipway.contract import Task
-from slipway.errors import ParityError
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution, Hop, first_fault
+from slipway.config.params import Params
 from slipway.export.certification import make_certificate, raise_if_refused
 from slipway.export.comparison import Comparison, Measurement, TestRows
 from slipway.export.http_hop import Payload
 from slipway.export.service_hop import ServiceHop
 from slipway.export.service_process import serve_command
-from slipway.metrics import Resampling
-from slipway.params import Params
-from slipway.preprocess import array_from_bytes
+from slipway.inputs.columns import ColumnContract, encode_rows, read_row
+from slipway.inputs.images import array_from_bytes
+from slipway.metrics.scores import Resampling
+from slipway.system.contract import Task
+from slipway.system.errors import ParityError
 from tests.conftest import ROOT
 from tests.serving.bundles import (
     COLUMNS,
@@ -103,7 +103,9 @@ def assert_http_is_guilty(hops: list[Hop], bundle: LoadedBundle) -> None:
 
 def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_params: Params) -> None:
     bundle = write_bundle(tmp_path / "bundle")
-    code = copy_of_the_service(tmp_path / "code", "decoding.py", "self._contract = contract", "self._contract = contract  # as it was")
+    code = copy_of_the_service(
+        tmp_path / "code", "requests/decoding.py", "self._contract = contract", "self._contract = contract  # as it was"
+    )
     assert [hop.status for hop in run_hops(tmp_path, bundle, export_params, code)] == ["agrees", "agrees"]
 
 
@@ -117,7 +119,7 @@ def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_par
 )
 def test_a_fault_in_the_services_decoding_is_found(tmp_path: Path, export_params: Params, written: str, planted: str) -> None:
     bundle = write_bundle(tmp_path / "bundle")
-    code = copy_of_the_service(tmp_path / "code", "decoding.py", written, planted)
+    code = copy_of_the_service(tmp_path / "code", "requests/decoding.py", written, planted)
     assert_http_is_guilty(run_hops(tmp_path, bundle, export_params, code), bundle)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.bundle import LoadedBundle
-from slipway.certificate import Execution, Hop
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution, Hop
+from slipway.config.params import Params
 from slipway.export.comparison import Comparison, Measurement, TestRows, failed
 from slipway.export.http_hop import Payload
 from slipway.export.service_hop import ServiceHop, not_tried
-from slipway.metrics import Resampling
-from slipway.params import Params
+from slipway.metrics.scores import Resampling
 from tests.calibrations import described
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 

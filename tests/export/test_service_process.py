@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway.errors import UnavailableError
 from slipway.export import service_process
 from slipway.export.service_process import running_service
+from slipway.system.errors import UnavailableError
 from tests import plain_http
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def test_a_process_whose_parent_died_before_it_was_tethered_ends_at_once(root: P
     gone.wait()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it ended, and stays in the table
     for parent, code in ((gone.pid, -signal.SIGTERM), (zombie.pid, -signal.SIGTERM), (os.getpid(), 7)):
-        command = [sys.executable, "-m", "slipway.tether", str(parent), sys.executable, "-c", "raise SystemExit(7)"]
+        command = [sys.executable, "-m", "slipway.system.parent_death", str(parent), sys.executable, "-c", "raise SystemExit(7)"]
         assert subprocess.run(command, cwd=root, check=False).returncode == code
     zombie.wait()
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.bundle import load_bundle
-from slipway.certificate import check_certificate, read_certificate
-from slipway.errors import EngineError
-from slipway.params import Params
-from slipway.rebuild import open_rebuilt
-from slipway.runtime import why_unavailable
+from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.certificate import check_certificate, read_certificate
+from slipway.config.params import Params
+from slipway.runtimes.rebuild import open_rebuilt
+from slipway.runtimes.runtime import why_unavailable
+from slipway.system.errors import EngineError
 from stages import compile as compile_stage
 from tests import warm_starts
 from tests.export.conftest import NUM_ROWS, Project

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.bundle import LoadedBundle
-from slipway.certificate import Execution, Hop
-from slipway.columns import encode_rows, read_row
-from slipway.data.table_source import read_json_rows
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.certificate import Execution, Hop
+from slipway.config.params import Params
+from slipway.data.tables.source import read_json_rows
 from slipway.export.comparison import Comparison, Measurement, TestRows
 from slipway.export.http_hop import row_payloads
 from slipway.export.service_hop import ServiceHop
 from slipway.export.service_process import serve_command
-from slipway.metrics import Resampling
-from slipway.params import Params
+from slipway.inputs.columns import encode_rows, read_row
+from slipway.metrics.scores import Resampling
 from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, row_classifier, row_probabilities, table_row, write_bundle
 
 pytestmark = pytest.mark.slow

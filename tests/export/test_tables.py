@@ -12,12 +12,11 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from slipway.bundle import load_bundle
-from slipway.calibration import Answers, read_calibration
-from slipway.contract import Task, is_classification
-from slipway.data.augmentation import plan_from_params, write_plan
-from slipway.data.packed import open_split, read_manifest
-from slipway.errors import ParityError
+from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.uncertainty import Answers, read_calibration
+from slipway.config.params import Params, parse_params
+from slipway.data.augmentation.plan import plan_from_params, write_plan
+from slipway.data.store.packed import open_split, read_manifest
 from slipway.export.bundling import ExportRows, Trained
 from slipway.export.certification import make_certificate
 from slipway.export.comparison import Comparison, read_test_rows
@@ -25,12 +24,13 @@ from slipway.export.graph import check_graph, export_graph, prove_parity
 from slipway.export.half_precision import kept_in_fp32
 from slipway.export.hops import HopRunner
 from slipway.export.variants import fp16_graph, make_variant, run_in_batches
-from slipway.metrics import Resampling
-from slipway.params import Params, parse_params
-from slipway.runtime import open_onnx
-from slipway.training.calibrated import calibrated as calibrated_as
-from slipway.training.networks import NetworkSpec, TableNetwork, build_network, load_network
-from slipway.training.tabm_network import RowEncoding
+from slipway.metrics.scores import Resampling
+from slipway.runtimes.runtime import open_onnx
+from slipway.system.contract import Task, is_classification
+from slipway.system.errors import ParityError
+from slipway.training.networks.networks import NetworkSpec, TableNetwork, build_network, load_network
+from slipway.training.networks.tabm import RowEncoding
+from slipway.training.uncertainty.calibrated import calibrated as calibrated_as
 from tests import warm_starts
 from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import write_reports

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.data.packed import open_split
-from slipway.errors import EngineError
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.engine_manifest import Profile
+from slipway.config.params import Params
+from slipway.data.store.packed import open_split
 from slipway.export.bundling import ExportRows, Trained, write_bundle
 from slipway.export.lineage import trace_lineage
 from slipway.export.variants import MEANT_FOR
-from slipway.params import Params
-from slipway.passport import Profile
-from slipway.preprocess import ImageContract
-from slipway.tensorrt_engine import BuildRequest, build_engine, build_engine_apart
-from slipway.training.networks import NetworkSpec, build_network
+from slipway.inputs.images import ImageContract
+from slipway.runtimes.tensorrt import BuildRequest, build_engine, build_engine_apart
+from slipway.system.errors import EngineError
+from slipway.training.networks.networks import NetworkSpec, build_network
 from tests.calibrations import CALIBRATION, calibrated
 from tests.export.conftest import QUICK, RESAMPLING, Project
 from tests.packed_rows import packed_split

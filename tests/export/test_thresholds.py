@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from slipway.calibration import Calibration
+from slipway.artifacts.uncertainty import Calibration
 from slipway.export.thresholds import own_thresholds
 from slipway.export.variants import run_in_batches
-from slipway.runtime import open_onnx
-from slipway.training.calibrating import fitting_half
-from slipway.training.row_selection import select
+from slipway.runtimes.runtime import open_onnx
+from slipway.training.batches.row_selection import select
+from slipway.training.uncertainty.calibrating import fitting_half
 from tests.export.conftest import RESAMPLING, Project
 
 

@@ -6,15 +6,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway.bundle import OutputContract
-from slipway.calibration import Answers
-from slipway.data.packed import PackedSplit
-from slipway.errors import ParityError
+from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.uncertainty import Answers
+from slipway.data.store.packed import PackedSplit
 from slipway.export.graph import torch_answers
 from slipway.export.half_precision import LAYERS, score_branch
 from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
-from slipway.preprocess import ImageContract, image_array
-from slipway.runtime import open_onnx
+from slipway.inputs.images import ImageContract, image_array
+from slipway.runtimes.runtime import open_onnx
+from slipway.system.errors import ParityError
 from tests.export.conftest import Project
 from tests.packed_rows import packed_split
 

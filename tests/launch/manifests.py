@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from serving.endpoints.listing import all_routes
-from serving.inference import Inference
-from serving.routes import Routes
+from serving.http.routes import Routes
 from serving.settings import PREFIX, Settings, SettingsError, read_settings
+from serving.worker import Inference
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "launch/kubernetes"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.responses import ERRORS
+from serving.http.responses import ERRORS
 from serving.settings import PREFIX, Settings
 from tests.launch.manifests import COMPOSE, routes
 from tests.monitoring.queries import ROOT, RULES, alerts, documented_metrics

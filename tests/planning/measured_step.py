@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from slipway.data.augmentation import plan_from_params
-from slipway.data.packed import PackedManifest
+from slipway.data.augmentation.plan import plan_from_params
+from slipway.data.store.packed import PackedManifest
 from slipway.planning.rehearsal import Rehearsal
 from slipway.planning.step_memory import trace_step
-from slipway.training.batches import StepShape
+from slipway.training.batches.batches import StepShape
+from slipway.training.distributed.process_memory import own_bytes, peak_bytes
+from slipway.training.distributed.strategies import Machine, place
 from slipway.training.job import TrainingData, network_spec
-from slipway.training.networks import build_network
-from slipway.training.process_memory import own_bytes, peak_bytes
-from slipway.training.strategies import Machine, place
+from slipway.training.networks.networks import build_network
 from tests.packed_rows import packed_split
 from tests.packed_tables import fit_contract, table
 from tests.project_params import PROJECT, augment_params

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from slipway.params import Params, load_params
+from slipway.config.params import Params, load_params
 from slipway.planning import planning
 from slipway.planning.memory_plan import STRATEGIES, Traces, device_memory
 from slipway.planning.plan_text import describe
 from slipway.planning.planning import Plan, make_plan
 from slipway.planning.step_memory import StepMemory, trace_step
-from slipway.training.costs import read_costs
+from slipway.training.distributed.strategies import Machine
 from slipway.training.job import PROJECT_PATHS
-from slipway.training.networks import build_network
-from slipway.training.strategies import Machine
+from slipway.training.networks.networks import build_network
+from slipway.training.telemetry.costs import read_costs
 from tests import warm_starts
 from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec, write_project

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipway.errors import ParamsError, TrainingError
-from slipway.params import load_params
-from slipway.params_file import changed_text, difference, propose
+from slipway.config.edit import changed_text, difference, propose
+from slipway.config.params import load_params
 from slipway.planning.batch_size_search import candidate_sizes, fastest, largest, search
 from slipway.planning.range_test import rate_at, run_range_test
+from slipway.system.errors import ParamsError, TrainingError
 from tests import warm_starts
 from tests.training.conftest import ROOT, write_project
 from tests.training.real_runs import environment

@@ -17,11 +17,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from serving.inference import Inference
-from slipway.bundle import DataSource, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
-from slipway.kept import KeptFolder, encode_line, find_kept
-from slipway.preprocess import array_from_bytes
+from serving.worker import Inference
+from slipway.artifacts.bundle import DataSource, Lineage, LoadedBundle, describe_model, load_bundle, write_manifest
+from slipway.inputs.images import array_from_bytes
 from slipway.replay.__main__ import main
+from slipway.traffic.request_log import KeptFolder, encode_line, find_kept
 from tests.conftest import ROOT
 from tests.serving.bundles import LABELS, WEIGHTS, certify, classifier, log_of_mean, picture, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings, make_settings
@@ -136,7 +136,7 @@ def test_a_service_that_decoded_otherwise_parted_at_decode(
     make_settings: MakeSettings, tmp_path: Path, replayed: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("serving.decoding.array_from_bytes", lambda *arguments: array_from_bytes(*arguments)[:, :, ::-1])
+        patched.setattr("serving.requests.decoding.array_from_bytes", lambda *arguments: array_from_bytes(*arguments)[:, :, ::-1])
         serve(make_settings(keep_directory=tmp_path / "kept"), image())
     code, output, _ = replayed("one")
     assert code == 1

@@ -11,14 +11,14 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from slipway.contract import Task
-from slipway.data import packed
-from slipway.data.packed import PackedManifest, TargetScale
-from slipway.data.rows import SPLIT_ROWS, write_table
-from slipway.params import Params, parse_params
-from slipway.preprocess import ImageContract
-from slipway.training.networks import Network, NetworkSpec, build_network, save_checkpoint
-from slipway.training.prediction import predict
+from slipway.config.params import Params, parse_params
+from slipway.data.engine.rows import SPLIT_ROWS, write_table
+from slipway.data.store import packed
+from slipway.data.store.packed import PackedManifest, TargetScale
+from slipway.inputs.images import ImageContract
+from slipway.system.contract import Task
+from slipway.training.networks.networks import Network, NetworkSpec, build_network, save_checkpoint
+from slipway.training.uncertainty.prediction import predict
 from tests.model_cards import model_card
 from tests.packed_rows import packed_rows
 

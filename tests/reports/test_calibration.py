@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.calibration import Answers, Calibration
-from slipway.calibration_fitting import softmax
-from slipway.metrics import Resampling
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.metrics.scores import Resampling
+from slipway.metrics.uncertainty_fitting import softmax
 from slipway.reports.calibration import Worth
 from slipway.reports.calibration_section import calibration_section
+from tests.artifacts.test_uncertainty import simulated, with_threshold
 from tests.calibrations import CALIBRATION
-from tests.test_calibration import simulated, with_threshold
 
 RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
 NUM_ROWS = 3000

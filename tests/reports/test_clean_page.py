@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.data.clean_report import CleanReport, Clusters, ColumnSummary, Example, RuleCount, target_summary
-from slipway.data.image_report import image_report
-from slipway.data.sources import read_samples
+from slipway.data.images.report import image_report
+from slipway.data.rules.report import CleanReport, Clusters, ColumnSummary, Example, RuleCount, target_summary
+from slipway.data.sources.sources import read_samples
 from slipway.reports.clean_page import MAX_PICTURES, clean_page, shown_sources
 from slipway.reports.clean_pictures import pictures_of
 from tests.data.pictures import cleaned_by, data_params, encode, picture, write_folder

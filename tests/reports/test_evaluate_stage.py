@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 import pytest
 import yaml
 
-from slipway.contract import CLASSIFICATION_METRICS, Task
-from slipway.data.packed import write_split
-from slipway.data.rows import PACKED_ROWS, read_table
-from slipway.errors import DataError, GateMissedError, IntegrityError, MetricError, ParamsError, SchemaError, TrainingError
-from slipway.params import Params
+from slipway.config.params import Params
+from slipway.data.engine.rows import PACKED_ROWS, read_table
+from slipway.data.store.packed import write_split
 from slipway.reports.evaluation import read_metrics
 from slipway.reports.predictions import read_predictions
-from slipway.training.prediction import predict
+from slipway.system.contract import CLASSIFICATION_METRICS, Task
+from slipway.system.errors import DataError, GateMissedError, IntegrityError, MetricError, ParamsError, SchemaError, TrainingError
+from slipway.training.uncertainty.prediction import predict
 from stages import evaluate
 from tests.reports.conftest import CLASSES, NUM_TEST_ROWS, ROOT, images, network, params_with
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.data.rows import read_table
-from slipway.preprocess import ImageContract
+from slipway.data.engine.rows import read_table
+from slipway.inputs.images import ImageContract
 from slipway.reports.label_issues import LABEL_ISSUES, Judgement, LabelIssues, judge, report, write_rows
 from slipway.reports.label_issues_page import label_issues_page, page_of_no_audit
 from tests.packed_tables import fit_contract

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from slipway.bundle import Choice, Figures, Metric
+from slipway.artifacts.bundle import Choice, Figures, Metric
 from slipway.reports.leaderboard_page import Attempt, Leaderboard, Line, leaderboard_page, leaderboard_text
 
 

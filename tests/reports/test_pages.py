@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.bundle import Metric
-from slipway.columns import Column, ColumnContract
-from slipway.errors import MetricError
-from slipway.metrics import Resampling, measure
-from slipway.params_sections import Gate
-from slipway.preprocess import ImageContract
+from slipway.artifacts.bundle import Metric
+from slipway.config.sections import Gate
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.metrics.scores import Resampling, measure
 from slipway.reports import charts, html_page
 from slipway.reports.charts import Series
 from slipway.reports.evaluation import Evaluation
 from slipway.reports.evaluation_page import evaluation_page
 from slipway.reports.gates import GateResult
 from slipway.reports.html_page import Html, Section
+from slipway.system.errors import MetricError
 
 EVIL = "<script>alert('1')</script>\"&"
 FOREIGN = re.compile(r"https?:|[\"'(]//|<script|<link|<iframe|@import|url\(", re.IGNORECASE)

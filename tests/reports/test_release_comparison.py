@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.errors import DataError, GateMissedError
-from slipway.metrics import Resampling
+from slipway.metrics.scores import Resampling
 from slipway.reports.gates import raise_missed
 from slipway.reports.release_comparison import ReleasedAnswers, compare, released_gate
 from slipway.reports.slice_scores import RowAnswers
+from slipway.system.errors import DataError, GateMissedError
 
 RESAMPLING = Resampling(3, 300, 0.95)
 NUM_ROWS = 400

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from slipway.contract import Task
-from slipway.data.packed import PackedManifest, read_manifest
-from slipway.data.raw_columns import RawCells
-from slipway.data.rows import SPLIT_ROWS
-from slipway.errors import IntegrityError, MetricError
-from slipway.metrics import Resampling
-from slipway.params_sections import Gate
+from slipway.config.sections import Gate
+from slipway.data.engine.rows import SPLIT_ROWS
+from slipway.data.store.packed import PackedManifest, read_manifest
+from slipway.data.tables.raw_columns import RawCells
+from slipway.metrics.scores import Resampling
 from slipway.reports.gates import apply_slice_gates
 from slipway.reports.slice_scores import RowAnswers, SliceScores, adjusted_p_values, score_slices
 from slipway.reports.slices import Dimension, brightness, built_in_dimensions, by_category, by_date, by_number, of_column
+from slipway.system.contract import Task
+from slipway.system.errors import IntegrityError, MetricError
 from tests.packed_rows import packed_split
 from tests.reports.conftest import CLASSES, images, split_rows, targets
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from slipway.data.rows import ROWS
-from slipway.data.split_report import report
-from slipway.data.splitting import split_rows
-from slipway.params_sections import SplitParams
+from slipway.config.sections import SplitParams
+from slipway.data.engine.rows import ROWS
+from slipway.data.splits.report import report
+from slipway.data.splits.splitting import split_rows
 from slipway.reports.split_page import split_page
 from tests.data.pictures import row
 from tests.project_params import split_params

@@ -6,13 +6,13 @@ from typing import Literal
 
 import pytest
 
-from slipway import files
-from slipway.bundle import Bundle, Lineage, Metric, OutputContract, describe_model, load_bundle, write_manifest
-from slipway.certificate import Certificate, Execution, Hop, write_certificate
-from slipway.contract import Task
-from slipway.errors import BundleError, CertificateError, SchemaError, SlipwayError
-from slipway.preprocess import ImageContract
+from slipway.artifacts.bundle import Bundle, Lineage, Metric, OutputContract, describe_model, load_bundle, write_manifest
+from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.inputs.images import ImageContract
 from slipway.reports.summary import summary
+from slipway.system import files
+from slipway.system.contract import Task
+from slipway.system.errors import BundleError, CertificateError, SchemaError, SlipwayError
 from tests.calibrations import CALIBRATION
 
 REASON = "no NVIDIA GPU: libcuda.so.1 cannot be loaded"

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.bundle import Metric
-from slipway.certificate import Allowed, Certificate, Execution, Hop
-from slipway.contract import Task
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.certificate import Allowed, Certificate, Execution, Hop
+from slipway.artifacts.input_contract import InputContract
 from slipway.export.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, headline, not_executed
-from slipway.input_contract import InputContract
-from slipway.metrics import Resampling
+from slipway.metrics.scores import Resampling
 from slipway.reports.log_bars import LogBar, log_bars
 from slipway.reports.verify_page import Answered, _outliers, verify_page
+from slipway.system.contract import Task
 from tests.reports.test_pages import CONTRACT, EVIL, FOREIGN, faults
 from tests.serving.bundles import COLUMNS
 

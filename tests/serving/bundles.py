@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from slipway import bundle as bundles
-from slipway.bundle import SCORE_NAME, Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
-from slipway.calibration import Answers
-from slipway.canary import FILE, Canary, CanaryRows, canary_budget, canary_bytes
-from slipway.certificate import Certificate, Execution, Hop, write_certificate
-from slipway.columns import Column, ColumnContract
-from slipway.contract import Task
-from slipway.files import sha256_bytes
-from slipway.preprocess import ImageContract
+from slipway.artifacts import bundle as bundles
+from slipway.artifacts.bundle import SCORE_NAME, Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
+from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.artifacts.golden_rows import FILE, Canary, CanaryRows, canary_budget, canary_bytes
+from slipway.artifacts.uncertainty import Answers
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.system.contract import Task
+from slipway.system.files import sha256_bytes
 from tests.calibrations import CALIBRATION
 
 SIZE_PX = 8

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from serving.monitoring import watcher
 from serving.rollout import commands
 from serving.settings import Settings, read_settings
-from serving.watching import watcher
 from tests.serving.bundles import certify, row_classifier, write_bundle
 from tests.serving.watched import watched_bundle
 

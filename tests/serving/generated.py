@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slipway.columns import encode_rows, read_row
-from slipway.preprocess import array_from_bytes
+from slipway.inputs.columns import encode_rows, read_row
+from slipway.inputs.images import array_from_bytes
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, picture, probabilities, row_probabilities, table_row
 
 Made = TypeVar("Made")

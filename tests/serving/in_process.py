@@ -10,11 +10,11 @@ import httpx
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
-from serving.front import Front
-from serving.inference import Inference
-from serving.live_model import LiveModel
-from serving.responses import ERRORS
+from serving.app import Front
+from serving.http.responses import ERRORS
+from serving.models.live_model import LiveModel
 from serving.settings import Settings
+from serving.worker import Inference
 
 Work = Callable[[httpx.AsyncClient, Inference], Coroutine[Any, Any, None]]
 

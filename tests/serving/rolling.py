@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from serving.front import Front
-from serving.inference import Inference
+from serving.app import Front
 from serving.rollout import commands
 from serving.rollout.state import Plan, read_rollout
 from serving.settings import Settings
-from slipway.bundle import Metric
-from slipway.preprocess import array_from_bytes
+from serving.worker import Inference
+from slipway.artifacts.bundle import Metric
+from slipway.inputs.images import array_from_bytes
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, picture, write_bundle
 from tests.serving.in_process import behind
 

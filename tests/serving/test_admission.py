@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serving.guard.admission import MIN_ITEMS, Admission, BatchTimes
-from serving.responses import Refusal
+from serving.http.responses import Refusal
+from serving.models.admission import MIN_ITEMS, Admission, BatchTimes
 
 MAX_BATCH_SIZE = 16
 FIXED, EACH = 0.001, 0.004  # seconds of the simulated batch: 246 items a second at most in batches of 16

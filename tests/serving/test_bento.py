@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.packing import bento_labels
+from serving.process.packing import bento_labels
 from serving.settings import Settings
-from slipway.errors import SlipwayError
-from slipway.passport import write_engine
+from slipway.artifacts.engine_manifest import write_engine
+from slipway.system.errors import SlipwayError
 from tests import plain_http
 from tests.export.small_bundle import passport_for, write_small_bundle
 from tests.serving.bundles import certify, picture, write_bundle
@@ -159,7 +159,7 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
         "slipway/drift/judging.py",
         "slipway/replay/__main__.py",
         "slipway/reports/console.py",
-        "slipway/runtime.py",
+        "slipway/runtimes/runtime.py",
         "artifacts/certificate.json",
         "transforms/__init__.py",
     } <= files

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from serving.inference import Inference
-from serving.live_model import LiveModel
-from serving.responses import Refusal
+from serving.http.responses import Refusal
+from serving.models.live_model import LiveModel
 from serving.rollout.canary import Canary, is_chosen
 from serving.rollout.evidence import Counts, Evidence
 from serving.rollout.first_uses import FirstUses
 from serving.rollout.reports import FOLDER
 from serving.rollout.state import Allowed, Plan, read_rollout
 from serving.settings import Settings
-from slipway.bundle import load_bundle
+from serving.worker import Inference
+from slipway.artifacts.bundle import load_bundle
 from tests.serving.bundles import COLUMNS, row_classifier, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import put_in_place_of

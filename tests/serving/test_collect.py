@@ -13,15 +13,15 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from serving.inference import Inference
+from serving.monitoring import watcher as watching
 from serving.settings import Settings
-from serving.watching import watcher as watching
-from slipway import collect as collecting_command
-from slipway.bundle import Lineage
-from slipway.collecting import Collected, Item, _labelled, _ranked, collect
-from slipway.errors import DataError, UnavailableError
-from slipway.kept import KeptRequest, read_kept
-from slipway.watched import DriftedSpan, Truth
+from serving.worker import Inference
+from slipway.artifacts.bundle import Lineage
+from slipway.system.errors import DataError, UnavailableError
+from slipway.traffic import collect as collecting_command
+from slipway.traffic.monitoring_records import DriftedSpan, Truth
+from slipway.traffic.request_log import KeptRequest, read_kept
+from slipway.traffic.selection import Collected, Item, _labelled, _ranked, collect
 from tests.data.test_data_stages import prepare
 from tests.data.test_table_stages import prepare_table
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, certify, picture, row_classifier, table_row, write_bundle
@@ -113,7 +113,7 @@ def test_clean_takes_what_was_collected_as_it_is(served: tuple[Settings, list[by
     settings, *_ = served
     folder = tmp_path / "project"
     folder.mkdir()
-    run_collect = [sys.executable, "-m", "slipway.collect", *command(settings, folder / "next.parquet")]
+    run_collect = [sys.executable, "-m", "slipway.traffic.collect", *command(settings, folder / "next.parquet")]
     subprocess.run(run_collect, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     prepare(folder, folder / "next.parquet", clean__min_side_px=4, clean__max_bad_share=0.9)
     done = subprocess.run(

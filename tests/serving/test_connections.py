@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from serving.guard.connections import LINGER_S, MAX_HEADER_BYTES, MOST_LINGERING
-from serving.responses import ERRORS
+from serving.http.responses import ERRORS
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.ready_service import ready_service

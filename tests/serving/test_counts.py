@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.tuning.load import Answer, Callers, ask_each, by_status, http_request, run
+from serving.load_test.load import Answer, Callers, ask_each, by_status, http_request, run
 from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.generated import image_case

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving import decoding
-from serving.inference import Inference
-from slipway.preprocess import ImageContract, array_from_bytes
+from serving.requests import decoding
+from serving.worker import Inference
+from slipway.inputs.images import ImageContract, array_from_bytes
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, put_in_place_of, run

@@ -13,12 +13,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from serving.front import Front
+from serving.app import Front
 from serving.guard.connections import Connection
 from serving.guard.exchange import Exchange
-from serving.inference import Inference
-from serving.responses import RETRY_AFTER, Refusal, Response, error_response, json_response, send_response
-from serving.routes import Request
+from serving.http.responses import RETRY_AFTER, Refusal, Response, error_response, json_response, send_response
+from serving.http.routes import Request
+from serving.worker import Inference
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind
 

@@ -19,16 +19,16 @@ from serving.explaining.background import BATCH_SECONDS
 from serving.explaining.columns import positions_of, usual_vector
 from serving.explaining.occlusion import covered, side_for
 from serving.explaining.pictures import overlay
-from serving.guard.admission import Admission
-from serving.inference import Inference
-from serving.observing import Noted
-from slipway.columns import encode_rows, read_row
-from slipway.preprocess import array_from_bytes
+from serving.models.admission import Admission
+from serving.request_log.observers import Noted
+from serving.worker import Inference
+from slipway.inputs.columns import encode_rows, read_row
+from slipway.inputs.images import array_from_bytes
 from tests.serving import bundles
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, ROW, SIZE_PX, certify, picture, row_probabilities, row_sum, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, put_in_place_of, run
-from tests.serving.test_front import slow_down
+from tests.serving.test_app import slow_down
 
 PNG = {"content-type": "image/png"}
 QUEUE_FULL = 'slipway_errors_total{error="queue_full"}'

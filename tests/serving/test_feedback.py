@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from serving.endpoints.feedback import routes
-from serving.inference import Inference
-from serving.watching import feedback as telling
-from serving.watching import store as stores
-from serving.watching import watcher as watching
-from serving.watching.quality import compare, measure_joined
-from slipway.bundle import Metric
-from slipway.watched import DATABASE, read_truths
+from serving.monitoring import feedback as telling
+from serving.monitoring import store as stores
+from serving.monitoring import watcher as watching
+from serving.monitoring.quality import compare, measure_joined
+from serving.worker import Inference
+from slipway.artifacts.bundle import Metric
+from slipway.traffic.monitoring_records import DATABASE, read_truths
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, run, until

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from numpy.typing import NDArray
 
-from serving.model import load_model
-from serving.tuning.load import ask_each, by_status, http_request
-from slipway.calibration import Answers
-from slipway.runtime import OnnxRunner
+from serving.load_test.load import ask_each, by_status, http_request
+from serving.models.model import load_model
+from slipway.artifacts.uncertainty import Answers
+from slipway.runtimes.runtime import OnnxRunner
 from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.conftest import MakeSettings

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.guard.framing import clearly_framed
-from serving.responses import Refusal
+from serving.http.responses import Refusal
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
 from tests.serving.test_connections import answers, error_in

@@ -16,7 +16,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from serving.metrics import claimed_files, dead_workers
 from serving.metrics.claimed_files import ClaimedDict, new_claimed_file
 from serving.metrics.dead_workers import settled
-from slipway.files import claim_space
+from slipway.system.files import claim_space
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, running, until
 from tests.serving.test_dead_workers import exposition, worker

@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.app import Front
+from serving.auth.binding import is_loopback, require_free, require_guarded, require_safe_start
+from serving.auth.gate import is_own_host, presented_key
+from serving.auth.keys import add_key
 from serving.endpoints.listing import all_routes
-from serving.front import Front
-from serving.guard.binding import is_loopback, require_free, require_guarded, require_safe_start
-from serving.guard.gate import is_own_host, presented_key
-from serving.inference import Inference
-from serving.keys import add_key
 from serving.settings import SettingsError, read_settings
-from slipway.errors import SlipwayError
+from serving.worker import Inference
+from slipway.system.errors import SlipwayError
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, metric, run

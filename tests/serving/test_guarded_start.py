@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from serving.front import Front
+from serving.app import Front
+from serving.auth.keys import add_key
 from serving.guard.connections import Connection
-from serving.inference import Inference
-from serving.keys import add_key
 from serving.metrics.monitoring import FLUSH_S
+from serving.worker import Inference
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.conftest import MakeSettings

@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slipway.kept import DamagedLine, KeptRequest, read_kept, segments
 from slipway.replay.service import outputs_of
+from slipway.traffic.request_log import DamagedLine, KeptRequest, read_kept, segments
 from tests.serving.bundles import LABELS, certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, running, until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.tuning.load import REFUSED, Callers, by_status, closed_loop, http_request, run
+from serving.load_test.load import REFUSED, Callers, by_status, closed_loop, http_request, run
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, running

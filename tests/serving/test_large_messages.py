@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from serving.endpoints import v2
-from serving.inference import Inference
+from serving.http.responses import Refusal
+from serving.http.worker_thread import OwnThread
 from serving.open_inference.messages import InferRequest, response
 from serving.open_inference.tensors import Tensor
-from serving.own_thread import OwnThread
-from serving.responses import Refusal
+from serving.worker import Inference
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run

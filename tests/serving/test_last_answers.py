@@ -14,11 +14,11 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.front import Front
+from serving.app import Front
 from serving.guard.connections import LINGER_S, MAX_HEADER_BYTES, Connection
-from serving.inference import Inference
-from serving.responses import Response, json_response
-from serving.routes import Request
+from serving.http.responses import Response, json_response
+from serving.http.routes import Request
+from serving.worker import Inference
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, metric
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.inference import Inference
+from serving.worker import Inference
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import put_in_place_of
@@ -150,5 +150,5 @@ def test_a_batch_that_fails_leaves_nothing(make_settings: MakeSettings) -> None:
 
 def test_what_is_left_is_seen(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin."""
-    monkeypatch.setattr("serving.front._let_go_of_frames", lambda error: None)
+    monkeypatch.setattr("serving.app._let_go_of_frames", lambda error: None)
     assert "Refusal" in left_behind(Inference(make_settings(watch=False)), b"small", PNG)[1]

@@ -15,8 +15,8 @@ from PIL import Image
 
 from serving.guard.connections import MAX_HEADER_BYTES
 from serving.guard.framing import MAX_HEADERS, MAX_URL_BYTES
-from serving.strict_json import MAX_DEPTH, MAX_DIGITS
-from slipway.preprocess import FORMATS
+from serving.http.strict_json import MAX_DEPTH, MAX_DIGITS
+from slipway.inputs.images import FORMATS
 from tests import plain_http
 from tests.serving.bundles import COLUMNS, CONTRACT, ROW, certify, picture, row_classifier, write_bundle
 from tests.serving.server import Server, running

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from serving.tuning import load
-from serving.tuning.load import Callers, http_request
+from serving.load_test import load
+from serving.load_test.load import Callers, http_request
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from serving.inference import Inference
+from serving.http.responses import ERRORS
 from serving.metrics.monitoring import FLUSH_S, Monitoring
 from serving.metrics.tallies import Count, Distribution
 from serving.metrics.traffic import percentile_ms
-from serving.responses import ERRORS
+from serving.worker import Inference
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run

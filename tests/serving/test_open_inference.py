@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-from serving.inference import Inference
+from serving.http.responses import ERRORS
 from serving.open_inference.messages import MAX_VALUES
-from serving.responses import ERRORS
+from serving.worker import Inference
 from tests import plain_http
 from tests.serving.bundles import (
     CLASS_FIELDS,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.tuning.load import Answer, by_status, closed_loop, http_request, latency, open_loop, run
+from serving.load_test.load import Answer, by_status, closed_loop, http_request, latency, open_loop, run
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import Server, free_port, running
 

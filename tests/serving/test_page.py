@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from serving.endpoints.explaining import routes as explain_routes
-from serving.inference import Inference
 from serving.page.site import FOLDER, LANGUAGES, choose_language, read_site, takes_gzip
+from serving.worker import Inference
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, run
 

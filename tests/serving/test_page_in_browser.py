@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.bundle import OutputContract
-from slipway.preprocess import array_from_bytes
+from slipway.artifacts.bundle import OutputContract
+from slipway.inputs.images import array_from_bytes
 from tests import plain_http
 from tests.serving.browser import Tab, browsing, command
 from tests.serving.bundles import COLUMNS, CONTRACT, LABELS, certify, picture, probabilities, row_classifier, row_sum, write_bundle

@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.inference import Inference
+from serving.monitoring.proposals import write_proposal
+from serving.monitoring.store import Limits, Part, Prediction, Store
 from serving.rollout.state import FILE, change_rollout
 from serving.rollout.store import commanding
-from serving.watching.proposals import write_proposal
-from serving.watching.store import Limits, Part, Prediction, Store
-from slipway.watched import DATABASE
+from serving.worker import Inference
+from slipway.traffic.monitoring_records import DATABASE
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run
 

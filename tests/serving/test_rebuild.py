@@ -17,20 +17,21 @@ import numpy as np
 import onnx
 import pytest
 
-from serving.front import Front
-from serving.inference import Inference
-from serving.model import ServedModel, load_model
-from serving.payload import Payload
+from serving.app import Front
+from serving.models.model import ServedModel, load_model
+from serving.requests.payload import Payload
 from serving.rollout.following import Follower
 from serving.settings import Settings
-from slipway import compilation, files
-from slipway.bundle import LoadedBundle, load_bundle
-from slipway.certificate import Execution
-from slipway.errors import IntegrityError, ParityError, UnavailableError
-from slipway.passport import EngineRequest, Machine, Passport, Profile, write_engine, write_receipt
-from slipway.preprocess import array_from_bytes
-from slipway.rebuild import CERTIFICATE, main, open_rebuilt, rebuild_engine
-from slipway.tensorrt_engine import build_engine
+from serving.worker import Inference
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.engine_manifest import EngineRequest, Machine, Passport, Profile, write_engine, write_receipt
+from slipway.inputs.images import array_from_bytes
+from slipway.runtimes import compilation
+from slipway.runtimes.rebuild import CERTIFICATE, main, open_rebuilt, rebuild_engine
+from slipway.runtimes.tensorrt import build_engine
+from slipway.system import files
+from slipway.system.errors import IntegrityError, ParityError, UnavailableError
 from tests import fake_tensorrt
 from tests.export.small_bundle import MACHINE
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, hop, picture, probabilities, with_canary, write_bundle
@@ -333,8 +334,9 @@ def test_the_container_compiles_without_params_or_data(elsewhere: Path, monkeypa
     folder = elsewhere / "container"
     for name in ("serving", "slipway", "stages"):
         (folder / name).mkdir(parents=True)
-    for path in [*(ROOT / "slipway").glob("*.py"), ROOT / "stages/__init__.py", ROOT / "stages/compile.py"]:
-        (folder / path.relative_to(ROOT)).symlink_to(path)
+    ring_0 = [f"slipway/{part}" for part in ("__init__.py", "artifacts", "config", "inputs", "metrics", "runtimes", "system", "traffic")]
+    for name in (*ring_0, "stages/__init__.py", "stages/compile.py"):
+        (folder / name).symlink_to(ROOT / name)
     (folder / "artifacts").mkdir()
     for name in ("bundle", "engine"):
         (folder / "artifacts" / name).symlink_to(elsewhere / name)
@@ -363,8 +365,8 @@ def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
         inference = Inference(settings)
         promoted = load_model(settings)
         await inference.swap(promoted)
-        monkeypatch.setattr("serving.inference.build", build)
-        monkeypatch.setattr("serving.inference.load_model", load)
+        monkeypatch.setattr("serving.worker.build", build)
+        monkeypatch.setattr("serving.worker.load_model", load)
         await inference._rebuild()
         assert inference.model is promoted
         assert inference.rebuild.status == "failed"

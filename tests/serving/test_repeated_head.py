@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from serving.guard import connections
 from serving.guard.connections import Connection
 from serving.guard.repeated_head import Head, repeated_head
-from serving.inference import Inference
-from serving.responses import Response
-from serving.routes import Request
+from serving.http.responses import Response
+from serving.http.routes import Request
 from serving.settings import Settings
+from serving.worker import Inference
 from tests.serving.conftest import MakeSettings
 from tests.serving.test_exchange import Transport, connected_to, turns
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.inference import Inference
 from serving.rollout import commands
 from serving.rollout.canary import is_chosen
 from serving.rollout.state import Plan, RolloutError, read_rollout
-from slipway.bundle import load_bundle
+from serving.worker import Inference
+from slipway.artifacts.bundle import load_bundle
 from tests.conftest import ROOT
 from tests.serving.bundles import COLUMNS, certify, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings

@@ -18,7 +18,7 @@ from serving.rollout import commands
 from serving.rollout.reports import read_reports
 from serving.rollout.state import read_rollout
 from serving.settings import Settings
-from slipway.bundle import load_bundle
+from slipway.artifacts.bundle import load_bundle
 from tests import plain_http
 from tests.serving.conftest import MakeSettings
 from tests.serving.rolling import Callers, scaled_classifier, scaled_probabilities, write_candidate

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from serving.inference import Inference
 from serving.rollout.comparing import explained_disagreement, require_successor
 from serving.rollout.state import Allowed, RolloutError
-from slipway.bundle import Metric, OutputContract, describe_model, load_bundle, write_manifest
-from slipway.columns import ColumnContract
-from slipway.errors import SlipwayError
+from serving.worker import Inference
+from slipway.artifacts.bundle import Metric, OutputContract, describe_model, load_bundle, write_manifest
+from slipway.inputs.columns import ColumnContract
+from slipway.system.errors import SlipwayError
 from tests.serving.bundles import COLUMNS, LABELS, certify, column, row_classifier, with_canary, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric

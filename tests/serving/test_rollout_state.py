@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from serving.inference import Inference
-from serving.payload import Payload
+from serving.requests.payload import Payload
 from serving.rollout import commands
 from serving.rollout.__main__ import main
 from serving.rollout.rehearsal import rehearse
 from serving.rollout.state import Allowed, Model, Plan, RolloutError, change_rollout, read_rollout
 from serving.rollout.store import commanding, settings_of
-from slipway.bundle import load_bundle
-from slipway.errors import LockedError
+from serving.worker import Inference
+from slipway.artifacts.bundle import load_bundle
+from slipway.system.errors import LockedError
 from tests.serving.bundles import LABELS
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric

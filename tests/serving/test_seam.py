@@ -28,7 +28,7 @@ def test_the_seam_with_bentoml_is_where_we_found_it() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_seam_with_the_process_manager_is_where_we_found_it() -> None:
-    """What serving/supervising.py mends; where a new version mended it, ours can go."""
+    """What serving/process/supervising.py mends; where a new version mended it, ours can go."""
     from _bentoml_impl.server import serving
     from bentoml._internal.utils import circus
     from circus.watcher import Watcher
@@ -47,7 +47,7 @@ def test_the_seam_with_the_process_manager_is_where_we_found_it() -> None:
 def test_our_front_is_the_outermost_application_and_absent_behind_another_service() -> None:
     script = """
 import serving.service as service
-from serving.front import Front
+from serving.app import Front
 print(type(service.Slipway.to_asgi()) is Front, type(service.Slipway.to_asgi(is_main=False)) is Front)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.guard.server_paths import without_server_paths
-from serving.inference import Inference
-from serving.rebuilding import RebuildState
+from serving.http.server_paths import without_server_paths
+from serving.models.rebuilding import RebuildState
 from serving.rollout.state import change_rollout
 from serving.settings import ROOT, read_settings
+from serving.worker import Inference
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, run
 

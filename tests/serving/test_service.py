@@ -20,8 +20,8 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.responses import ERRORS
-from slipway.preprocess import array_from_bytes
+from serving.http.responses import ERRORS
+from slipway.inputs.images import array_from_bytes
 from tests import plain_http
 from tests.serving.bundles import CONTRACT, LABELS, certify, picture, probabilities, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running, until

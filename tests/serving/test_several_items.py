@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.inference import Inference
-from slipway.image_form import encode_images
-from slipway.kept import KeptRequest, digest_inputs, read_kept
-from slipway.preprocess import array_from_bytes
+from serving.worker import Inference
+from slipway.inputs.images import array_from_bytes
+from slipway.inputs.multipart import encode_images
 from slipway.replay.decoding import decode_payload
+from slipway.traffic.request_log import KeptRequest, digest_inputs, read_kept
 from tests.serving.bundles import CLASS_FIELDS, CONTRACT, certify, log_of_mean, picture, probabilities, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, run

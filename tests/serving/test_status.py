@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from serving import status
-from serving.inference import Inference
 from serving.metrics.traffic import traffic
+from serving.worker import Inference
 from tests.serving.bundles import picture
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import run

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.tuning.load import REFUSED, ask_each, by_status, http_request
+from serving.load_test.load import REFUSED, ask_each, by_status, http_request
 from tests import plain_http
 from tests.serving.generated import image_case
 from tests.serving.ready_service import ready_service

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.inference import Inference
-from serving.responses import ERRORS
-from slipway.columns import encode_rows, read_row
+from serving.http.responses import ERRORS
+from serving.worker import Inference
+from slipway.inputs.columns import encode_rows, read_row
 from tests.serving.any_json import BODIES
 from tests.serving.bundles import (
     CLASS_FIELDS,
@@ -32,7 +32,7 @@ from tests.serving.bundles import (
 )
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import error_of, metric, put_in_place_of, run
-from tests.serving.test_front import slow_down
+from tests.serving.test_app import slow_down
 
 JSON = {"content-type": "application/json"}
 ROWS = [table_row(number) for number in range(31)]

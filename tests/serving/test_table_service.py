@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.responses import ERRORS
-from slipway.columns import encode_rows, read_row
+from serving.http.responses import ERRORS
+from slipway.inputs.columns import encode_rows, read_row
 from tests import plain_http
 from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, row_classifier, row_probabilities, table_row, write_bundle
 from tests.serving.server import ROOT, Server, environment, running

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from serving.model import AnsweredRow, ServedModel
-from serving.observing import Answered
-from serving.payload import Payload
-from serving.watching import watcher as watching
-from serving.watching.allowance import Allowance
-from serving.watching.metrics import WatchingMetrics
-from serving.watching.thinning import Counts, RunningCounts, Thinning
-from serving.watching.watcher import Watcher
-from slipway.bundle import load_bundle
+from serving.models.model import AnsweredRow, ServedModel
+from serving.monitoring import watcher as watching
+from serving.monitoring.budget import Allowance
+from serving.monitoring.metrics import WatchingMetrics
+from serving.monitoring.sampling import Counts, RunningCounts, Thinning
+from serving.monitoring.watcher import Watcher
+from serving.request_log.observers import Answered
+from serving.requests.payload import Payload
+from slipway.artifacts.bundle import load_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.watched import pixels
-from tests.test_kept import EXECUTION
+from tests.traffic.test_request_log import EXECUTION
 
 pytestmark = pytest.mark.usefixtures("quick_watching")
 

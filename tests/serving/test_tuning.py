@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from serving.load_test import card
+from serving.load_test.candidates import Candidate, batches, present_candidate, sharings
+from serving.load_test.figures import Bench, Figures, figures_of
+from serving.load_test.load import REFUSED, Answer
+from serving.load_test.running import environment_of
+from serving.load_test.samples import samples_of
+from serving.load_test.search import LOWEST, RESOLUTION, Trial, carried, lowest_missed, next_rate, on_grid
+from serving.load_test.tuner import Goal, Outcome, Tried, Tuner
 from serving.settings import read_settings
-from serving.tuning import card
-from serving.tuning.candidates import Candidate, batches, present_candidate, sharings
-from serving.tuning.figures import Bench, Figures, figures_of
-from serving.tuning.load import REFUSED, Answer
-from serving.tuning.running import environment_of
-from serving.tuning.samples import samples_of
-from serving.tuning.search import LOWEST, RESOLUTION, Trial, carried, lowest_missed, next_rate, on_grid
-from serving.tuning.tuner import Goal, Outcome, Tried, Tuner
-from slipway.errors import DataError, UnavailableError
-from slipway.plain_png import decode_plain_png
+from slipway.inputs.png import decode_plain_png
+from slipway.system.errors import DataError, UnavailableError
 from tests.serving.bundles import CONTRACT, certify, row_classifier, slow_classifier, with_canary, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.server import ROOT
@@ -328,7 +328,7 @@ def tune(folder: Path, *arguments: str, **variables: str) -> subprocess.Complete
     paths = {"SLIPWAY_BUNDLE": "bundle", "SLIPWAY_CERTIFICATE": "certificate.json", "SLIPWAY_STATE": "state"}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
     environment = inherited | {name: str(folder / path) for name, path in paths.items()} | variables
-    command = [sys.executable, "-m", "serving.tune", "--p99-ms", "5000", "--seconds", "4", "--out", str(folder), *arguments]
+    command = [sys.executable, "-m", "serving.load_test", "--p99-ms", "5000", "--seconds", "4", "--out", str(folder), *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from serving.responses import ERRORS
-from serving.tuning.load import REFUSED, Answer, ask_each, by_status, http_request
+from serving.http.responses import ERRORS
+from serving.load_test.load import REFUSED, Answer, ask_each, by_status, http_request
 from tests.serving.bundles import picture, row_classifier, table_row
 from tests.serving.generated import Case, finite, image_case, is_right, table_case
 from tests.serving.ready_service import ready_service

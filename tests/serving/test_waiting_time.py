@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.guard.deadlines import Deadlines
+from serving.http.deadlines import Deadlines
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

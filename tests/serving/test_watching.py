@@ -19,19 +19,19 @@ import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry, generate_latest
 
-from serving.inference import Inference
+from serving.monitoring import models as watched_models
+from serving.monitoring import watcher as watching
+from serving.monitoring.metrics import MAX_CLASSES, PARTS, WatchingMetrics
+from serving.monitoring.models import WatchedModel
+from serving.monitoring.sampling import Thinning
+from serving.monitoring.store import Store
+from serving.monitoring.watcher import Watcher
 from serving.rollout.following import Follower
-from serving.watching import models as watched_models
-from serving.watching import watcher as watching
-from serving.watching.metrics import MAX_CLASSES, PARTS, WatchingMetrics
-from serving.watching.models import WatchedModel
-from serving.watching.store import Store
-from serving.watching.thinning import Thinning
-from serving.watching.watcher import Watcher
-from slipway.bundle import LoadedBundle, load_bundle
+from serving.worker import Inference
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.drift.reference import Reference, read_reference
-from slipway.errors import BundleError
-from slipway.watched import DATABASE
+from slipway.system.errors import BundleError
+from slipway.traffic.monitoring_records import DATABASE
 from tests.serving.bundles import certify, picture, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run, until
@@ -161,7 +161,7 @@ def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
         text = proposal.read_text()
         assert version in text
         assert re.search(r"^\| brightness \| \w+ \| [\d.e+-]+ \| [\d.e+-]+ \|$", text, re.MULTILINE)
-        assert f"python -m slipway.collect data/collected.parquet --kept {settings.keep_directory} --state {settings.state}" in text
+        assert f"python -m slipway.traffic.collect data/collected.parquet --kept {settings.keep_directory} --state {settings.state}" in text
         assert "\npython -m slipway.data.join data/next.parquet\ndvc exp run -S data.path=data/next.parquet\n" in text
         assert inference.require_model().version == version
 

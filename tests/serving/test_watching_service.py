@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slipway.watched import DATABASE, read_truths
+from slipway.traffic.monitoring_records import DATABASE, read_truths
 from tests.serving.server import ROOT, Server, environment, free_port, running, until
 from tests.serving.test_kept_service import can_mount
 from tests.serving.watched import pictures, watched_bundle

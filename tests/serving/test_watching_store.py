@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from serving.watching.database import Database, remove_moved_aside
-from serving.watching.models import WatchedModel
-from serving.watching.store import _ROWS_AT_ONCE, Limits, Part, Prediction, Store, Told
+from serving.monitoring.database import Database, remove_moved_aside
+from serving.monitoring.models import WatchedModel
+from serving.monitoring.store import _ROWS_AT_ONCE, Limits, Part, Prediction, Store, Told
 from slipway.drift.window import Window
-from slipway.errors import UnavailableError
-from slipway.watched import DATABASE, SCHEMA_VERSION, read_truths
+from slipway.system.errors import UnavailableError
+from slipway.traffic.monitoring_records import DATABASE, SCHEMA_VERSION, read_truths
 from tests.serving.bundles import probabilities
 from tests.serving.watched import pixels, watched_bundle
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.params import Params
+from slipway.config.params import Params
 from tests.structure.closure import RUNS_USERS_CODE, USERS_CODE, closure, is_code, reached_files, stage_dependencies
 
-# The keys of `data` that decide which bytes a row's `source` stands for (tests/data/test_sources.py shows it). What else `data` says of
-# a row is in `rows.parquet`, on which a stage that reads raw bytes again depends as well.
+# The keys of `data` that decide which bytes a row's `source` stands for (tests/data/sources/test_sources.py shows it).
+# What else `data` says of a row is is in `rows.parquet`, on which a stage that reads raw bytes again depends as well.
 SAY_WHICH_BYTES = {"data.task", "data.image_column"}
 STAGES = ["clean", "split", "precompute", "augment", "audit", "train", "evaluate", "prune", "export", "compile", "verify"]
 
@@ -84,7 +84,7 @@ def test_the_stages_that_run_the_users_functions_depend_on_them(pipeline: dict[s
 
 
 def test_only_the_stages_that_run_the_users_functions_reach_their_caller(root: Path) -> None:
-    callers = {Path(name) for name in ("slipway/data/filling.py", "slipway/export/released.py", "serving/decoding.py")}
+    callers = {Path(name) for name in ("slipway/data/store/filling.py", "slipway/export/released.py", "serving/requests/decoding.py")}
     assert {stage for stage in STAGES if callers & reached_files(root, stage)} == set(RUNS_USERS_CODE)
 
 

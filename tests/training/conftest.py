@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import yaml
 
-from slipway import files
-from slipway.data import packed
-from slipway.data.augmentation import plan_from_params, write_plan
-from slipway.preprocess import ImageContract
-from slipway.training.networks import NetworkSpec
+from slipway.data.augmentation.plan import plan_from_params, write_plan
+from slipway.data.store import packed
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.training.networks.networks import NetworkSpec
 from tests.packed_rows import packed_rows, packed_split
 from tests.project_params import augment_params
 

@@ -13,12 +13,12 @@ import torch
 from torch import distributed
 from torch.nn.functional import one_hot
 
-from slipway.data.packed import PackedSplit
-from slipway.params import load_params
-from slipway.training.batches import ValidationBatches, validation_loader
+from slipway.config.params import load_params
+from slipway.data.store.packed import PackedSplit
+from slipway.training.batches.batches import ValidationBatches, validation_loader
 from slipway.training.epoch_sums import EpochSums
 from slipway.training.module import TrainingModule
-from slipway.training.networks import build_network
+from slipway.training.networks.networks import build_network
 from tests.training.conftest import ROOT, spec, split_of
 
 NUM_ROWS, CLASSES, SIZES = 21, ["above", "below", "beside"], (1, 2, 4)

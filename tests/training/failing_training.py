@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import slipway.training.assembly
-from slipway.command import run_stage
+from slipway.config.command import run_stage
 from slipway.training.module import TrainingModule
 from stages import train
 

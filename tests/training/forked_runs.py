@@ -53,7 +53,7 @@ def stop_in_validation(number: int) -> None:
 
 
 def _after_save(number: int, sent: signal.Signals) -> None:
-    from slipway.training.saves import Saves
+    from slipway.training.checkpoints.checkpoints import Saves
 
     write = Saves.write
     seen: list[int] = []
@@ -81,7 +81,7 @@ def _of_name(value: dict[str, Any]) -> Any:
 
 
 def _train(preparation: str) -> None:
-    from slipway.command import run_stage
+    from slipway.config.command import run_stage
     from stages.train import run
 
     prepare, *arguments = json.loads(preparation, object_hook=_of_name)

@@ -15,7 +15,7 @@ Write = Callable[..., None]
 
 def sweep_third_save(report: Path, twin: Callable[[Write], Write] | None) -> None:
     """In the process of a training: write what is found after each kill to `report`, and end."""
-    from slipway.training.saves import Saves
+    from slipway.training.checkpoints.checkpoints import Saves
 
     write = Saves.write
     calls: list[int] = []
@@ -41,7 +41,7 @@ def written_in_place(write: Write) -> Write:
         yield path
 
     def written(*arguments: Any) -> None:
-        from slipway import files
+        from slipway.system import files
 
         files.new_directory = in_place  # type: ignore[assignment]
         write(*arguments)

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from slipway import files
+from slipway.system import files
 from tests import warm_starts
 from tests.training.conftest import ROOT
 

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from slipway.training.launchers import relaunch
+from slipway.training.distributed.launchers import relaunch
 
 if __name__ == "__main__":
     for environment in json.loads(sys.argv[1]):

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from slipway import files
-from slipway.data.rows import SPLIT_ROWS, read_table
+from slipway.data.engine.rows import SPLIT_ROWS, read_table
+from slipway.system import files
 from tests.planted_labels import NO_CHANGES, STAGES, TABM, cancer, count_found, digits, plant, run_stage, write_project
 from tests.training.conftest import ROOT
-from tests.training.test_out_of_fold import write_sorted_project
+from tests.training.uncertainty.test_out_of_fold import write_sorted_project
 
 OUTPUTS = ("label_issues.json", "label_issues.html", "label_issues.parquet")
 IMAGES: dict[str, Any] = {"data": {"task": "image_classification"}, "audit": {"folds": 3, "epochs": 12}}

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.columns import Column, ColumnContract
-from slipway.data import packed
-from slipway.data.augmentation import AugmentPlan, open_augmented
-from slipway.data.packed import PackedManifest, TargetScale
+from slipway.data.augmentation.plan import AugmentPlan, open_augmented
+from slipway.data.store import packed
+from slipway.data.store.packed import PackedManifest, TargetScale
+from slipway.inputs.columns import Column, ColumnContract
 from stages import augment
-from tests.data.test_augmentation import ON
+from tests.data.augmentation.test_plan import ON
 from tests.packed_rows import packed_rows
 from tests.project_params import PROJECT, augment_params
 from tests.training.conftest import CONTRACT, split_of

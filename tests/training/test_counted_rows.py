@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipway.metrics import Resampling, classification_metrics, confusion_matrix, count_classes, scores_from_counts
+from slipway.metrics.scores import Resampling, classification_metrics, confusion_matrix, count_classes, scores_from_counts
 from tests import warm_starts
 from tests.training.conftest import ROOT
 from tests.training.counted_rows import CLASSES, NUM_ROWS, SIZES, answers, rows

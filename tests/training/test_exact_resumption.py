@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway import files
-from slipway.training.resuming import Resumption
+from slipway.system import files
+from slipway.training.checkpoints.resuming import Resumption
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_save, run_forked
 from tests.training.real_runs import weights_digest

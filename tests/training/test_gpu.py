@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from slipway.config.params import load_params
 from slipway.doctor.timed_processes import Measured, Project
-from slipway.params import load_params
-from slipway.training.networks import load_network, read_model_card
-from slipway.training.prediction import predict
+from slipway.training.networks.networks import load_network, read_model_card
+from slipway.training.uncertainty.prediction import predict
 from tests.training.conftest import split_of, write_project
 from tests.training.real_runs import TRAIN, kill_after, run_command, validation_accuracy, weights_digest
 

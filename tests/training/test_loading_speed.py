@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.data.augmentation import plan_from_params
-from slipway.files import sha256_bytes
-from slipway.freed_memory import keep_freed_memory
-from slipway.training.batches import ImageChanges, TrainingBatches, cut_step, training_loader
+from slipway.data.augmentation.plan import plan_from_params
+from slipway.system.files import sha256_bytes
+from slipway.system.malloc import keep_freed_memory
+from slipway.training.batches.batches import ImageChanges, TrainingBatches, cut_step, training_loader
 from tests.packed_rows import packed_split
 from tests.project_params import augment_params
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from slipway.data.augmentation import plan_from_params
-from slipway.data.packed import TargetScale
-from slipway.params import load_params
-from slipway.training.batches import Batch, ImageChanges, Mixing, TrainingBatches, cut_step
+from slipway.config.params import load_params
+from slipway.data.augmentation.plan import plan_from_params
+from slipway.data.store.packed import TargetScale
+from slipway.training.batches.batches import Batch, ImageChanges, Mixing, TrainingBatches, cut_step
 from slipway.training.epoch_sums import EpochSums
 from slipway.training.module import TrainingModule, _derived_seed
-from slipway.training.networks import NetworkSpec, build_network
+from slipway.training.networks.networks import NetworkSpec, build_network
 from tests.project_params import augment_params
 from tests.training.conftest import ROOT, spec, split_of
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from slipway import files
-from slipway.training.networks import read_model_card
+from slipway.system import files
+from slipway.training.networks.networks import read_model_card
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_save, run_forked
 from tests.training.real_runs import kill_at_step, run_training, weights_digest
@@ -102,6 +102,6 @@ def test_without_the_optimizers_state_other_processes_would_end_elsewhere(tmp_pa
 
 
 def forget_the_optimizer() -> None:
-    from slipway.training import resuming
+    from slipway.training.checkpoints import resuming
 
     resuming._give_to_optimizer = lambda *arguments: None

@@ -10,8 +10,8 @@ import safetensors.torch
 import timm
 import torch
 
-from slipway import files
-from slipway.training.networks import load_network, read_model_card
+from slipway.system import files
+from slipway.training.networks.networks import load_network, read_model_card
 from tests.training.conftest import write_project
 from tests.training.real_runs import kill_after, run_training, weights_digest
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway import files
+from slipway.system import files
 from slipway.training import assembly
 from slipway.training import run as training
-from slipway.training.networks import load_network, read_model_card
-from slipway.training.start_lines import without_effect
-from slipway.training.strategies import Placement, trainer_arguments
+from slipway.training.distributed.strategies import Placement, trainer_arguments
+from slipway.training.networks.networks import load_network, read_model_card
+from slipway.training.telemetry.start_lines import without_effect
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked

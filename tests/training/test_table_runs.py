@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway import files
-from slipway.data.augmentation import plan_from_params, write_plan
-from slipway.params import load_params
+from slipway.config.params import load_params
+from slipway.data.augmentation.plan import plan_from_params, write_plan
+from slipway.system import files
 from tests.packed_tables import write_packed_table
 from tests.project_params import NO_AUGMENTATION
 from tests.training.conftest import ROOT

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slipway import files
-from slipway.training.networks import read_model_card
+from slipway.system import files
+from slipway.training.networks.networks import read_model_card
 from tests.training.conftest import ROOT, write_project
 from tests.training.real_runs import run_training, weights_digest
 from tests.training.slurm_cluster import slurm, wait_until

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.strategies import DeepSpeedStrategy
 from torch import Tensor
 
-from slipway.command import run_stage
+from slipway.config.command import run_stage
 from slipway.training.module import TrainingModule
 from stages import train
 

@@ -1,0 +1,152 @@
+"""The outermost application: every request meets it first, and nothing behind it can be reached but what is listed in its routes.
+
+It routes, guards and answers on its own, without the framework behind it, which costs about a
+millisecond for each request. Only BentoML's description of its API is passed on.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Literal
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.auth.gate import Gate
+from serving.endpoints.health import PROBES
+from serving.endpoints.listing import all_routes
+from serving.http.request_ids import request_id_of
+from serving.http.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
+from serving.http.routes import Headers, Request, Route, find_route
+from serving.worker import Inference
+
+logger = logging.getLogger("bentoml.slipway")
+
+Port = Literal["only", "main", "operators"]
+
+
+class Front:
+    """An ASGI application in front of BentoML's; where operators have a port of their own, one for each port."""
+
+    def __init__(self, behind: ASGIApp, inference: Inference, gate: Gate | None = None, port: Port | None = None) -> None:
+        self._behind = behind
+        self._inference = inference
+        self._gate = gate or Gate(inference.settings, inference.monitoring)
+        port = port or ("main" if inference.settings.admin_port else "only")
+        self._routes = {path: route for path, route in all_routes(inference).items() if _is_answered_at(port, path, route)}
+
+    def for_operators(self) -> "Front":
+        """The same for the port of operators: one gate counts for both."""
+        return Front(self._behind, self._inference, self._gate, "operators")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application: the lifespan goes on to BentoML, which starts and stops the service."""
+        if scope["type"] == "lifespan":
+            await self._behind(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+
+    def answers(self, path: str) -> bool:
+        """Whether `respond` answers here. What else is known is for BentoML, which needs a scope."""
+        route = self._routes.get(path)
+        return route is None or route.handler is not None
+
+    async def respond(self, request: Request, pass_on: Callable[[str], Awaitable[None]] | None = None) -> Response | None:
+        """The answer to a request; None where its caller is gone, or `pass_on`, which is given the route, has seen to it."""
+        waiting = _Expectation(request.receive) if b"expect" in request.headers else None
+        if waiting:
+            request.receive = waiting
+        found = find_route(self._routes, request.path)
+        label = found or "other"
+        try:
+            handler = self._require_route(found, request).handler
+            if handler is None:
+                if pass_on is None:
+                    raise RuntimeError(f"{label} is for BentoML, which needs a scope")
+                await pass_on(label)
+                return None
+            response = await handler(request)
+        except Refusal as refusal:
+            response = self._refuse(refusal, request)
+            _let_go_of_frames(refusal)
+        except ClientGoneError:
+            self._inference.monitoring.client_gone()
+            return None
+        except Exception as error:
+            logger.exception("request %s failed", request.id)
+            _let_go_of_frames(error)
+            response = self._refuse(Refusal("internal", "the service failed; its log has the details"), request)
+        if waiting and not waiting.is_met:
+            response = replace(response, headers=(*response.headers, ("connection", "close")))
+        self._inference.monitoring.answered(label, response.status)
+        return response
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = dict(scope["headers"])
+        method, path = scope["method"], scope["path"]
+        request = Request(request_id_of(headers), method, path, scope["query_string"], headers, receive, perf_counter())
+
+        async def pass_on(label: str) -> None:
+            await self._behind(scope, request.receive, self._passing_on(label, request.id, send))
+
+        response = await self.respond(request, pass_on)
+        if response is not None:
+            await send_response(response, request.id, send, with_body=method != "HEAD")
+
+    def _require_route(self, found: str | None, request: Request) -> Route:
+        if found is None:
+            raise Refusal("not_found", f"there is nothing at this path; known: {', '.join(self._routes)}")
+        route = self._routes[found]
+        request.caller = self._gate.admit(request.headers, route.access)
+        if request.method not in route.methods:
+            allowed = ", ".join(route.methods)
+            message = f"{found} takes {allowed}, found {request.method[:20]}"
+            raise Refusal("method_not_allowed", message, headers=(("allow", allowed),))
+        return route
+
+    def _refuse(self, refusal: Refusal, request: Request) -> Response:
+        self._inference.monitoring.refused(refusal.code)
+        return (open_inference_error if request.path.startswith("/v2/") else error_response)(refusal, request.id)
+
+    def _passing_on(self, label: str, request_id: str, send: Send) -> Send:
+        """Sends on what BentoML answers, counted and with our headers."""
+
+        async def guarded_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._inference.monitoring.answered(label, message["status"])
+                message = {**message, "headers": guarded_headers(list(message["headers"]), request_id)}
+            await send(message)
+
+        return guarded_send
+
+
+def _is_answered_at(port: Port, path: str, route: Route) -> bool:
+    if port == "operators":
+        return route.access == "operator" or path in PROBES
+    return port == "only" or route.access != "operator"
+
+
+class _Expectation:
+    """`Expect: 100-continue`: a caller that waits to be asked for its body. Reading it asks for it.
+
+    One that is answered without having been asked may send its body all the same, or not: nobody could tell it from the next
+    request, so the connection ends with that answer.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_met = False
+
+    async def __call__(self) -> Message:
+        self.is_met = True
+        return await self._receive()
+
+
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """Of what was raised into a future and out of it: they hold that future, and the request with its body, in a ring with the error.
+
+    Only Python's search for such rings would free it, hundreds of requests later.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,1 @@
+"""API keys: who may call the service, and from where without one."""

@@ -1,0 +1,1 @@
+"""HTTP routes, responses, request ids and deadlines. Knows nothing of models."""

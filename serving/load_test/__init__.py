@@ -1,0 +1,1 @@
+"""What the service carries here, and with which settings: `python -m serving.load_test`."""

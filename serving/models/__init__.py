@@ -1,0 +1,1 @@
+"""Loaded models: sessions, batching, variant selection, admission."""

@@ -1,0 +1,1 @@
+"""The service process: start, supervision of workers, draining, packing into a bento."""

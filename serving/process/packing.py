@@ -1,0 +1,22 @@
+"""What `bentoml build` may pack: a bundle with the certificate that the service itself would take, and nothing else.
+
+A bento takes the files of the project's own folder, whatever SLIPWAY_ variables say, so these are the ones that are checked.
+"""
+
+from pathlib import Path
+
+from serving.models.model import read_certified
+from serving.settings import ROOT, Settings
+from slipway.artifacts.engine_manifest import PASSPORT, check_origin, read_passport, read_plan
+
+
+def bento_labels(root: Path = ROOT) -> dict[str, str]:
+    """What a bento of the project in `root` is labelled with. A SlipwayError says why none may be built."""
+    bundle_root, certificate_path, engine = (root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine"))
+    bundle, certificate = read_certified(bundle_root, certificate_path, accept_draft=False)
+    if (engine / PASSPORT).exists():
+        passport = read_passport(engine, certificate.engine_digest)
+        check_origin(passport, bundle)
+        read_plan(engine, passport)
+    agreeing = [hop.name for hop in certificate.hops if hop.status == "agrees"]
+    return {"model_version": bundle.version, "task": bundle.manifest.task, "hops_that_agree": str(len(agreeing))}

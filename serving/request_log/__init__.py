@@ -1,0 +1,1 @@
+"""Logged requests for the next data set, sampled and bounded."""

@@ -1,0 +1,1 @@
+"""Request bodies to model inputs: parsing, validation, decoding."""

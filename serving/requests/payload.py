@@ -1,0 +1,23 @@
+"""What one request asks about, as it came: an encoded image, several, or the rows of a table as JSON."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slipway.inputs.multipart import encode_images
+
+
+@dataclass(slots=True)  # frozen, it would take four times as long to make
+class Payload:
+    """Read from a request and not decoded yet. Nobody changes it."""
+
+    kind: Literal["images", "columns"]
+    items: tuple[bytes, ...]  # encoded images in the caller's order, or one JSON text
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all items."""
+        return sum(map(len, self.items))
+
+    def as_request(self) -> tuple[str, bytes]:
+        """A content type and a body under which `/predict` takes the same once more."""
+        return encode_images(self.items) if self.kind == "images" else ("application/json", self.items[0])

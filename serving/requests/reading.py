@@ -1,0 +1,256 @@
+"""From an HTTP request to what the model is asked about: one or several encoded images, or the rows of a table as JSON.
+
+An image is the body itself, or a file in a multipart form. Refuses what is too large while it arrives, other content
+types, and forms with anything but files named `image`. Text in that field is never taken for a URL: nothing is ever fetched.
+"""
+
+import functools
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.types import Message
+
+from serving.http.responses import ClientGoneError, Refusal
+from serving.http.routes import Request
+from serving.requests.payload import Payload
+from slipway.inputs.multipart import FIELD
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+JSON = b"application/json"
+ACCEPTED = (
+    "send the image as the body with content type image/png, image/jpeg or the like, or as the file `image` of a multipart form, "
+    "which takes several"
+)
+ACCEPTED_ROWS = 'send one row as a JSON object, or {"rows": [...]}, with content type application/json; GET /model lists the columns'
+
+
+async def read_payload(request: Request, max_bytes: int, max_items: int, kind: Literal["images", "columns"]) -> Payload:
+    """What a model with this kind of input is asked about: one row or several, or 1 to `max_items` encoded images.
+
+    Refusal if the request holds something else, ClientGoneError if the caller hung up.
+    """
+    if kind == "columns":
+        return Payload(kind, (await read_json(request, max_bytes),))
+    media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
+    if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
+        whole = whole_body(request, max_bytes)
+        return Payload(kind, (await read_body(request, max_bytes) if whole is None else whole,))
+    if media_type == b"multipart/form-data":
+        return Payload(kind, await _read_form(request, options.get(b"boundary"), max_bytes, max_items))
+    raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
+
+
+async def _read_form(request: Request, boundary: bytes | None, max_bytes: int, max_items: int) -> tuple[bytes, ...]:
+    if not boundary:
+        raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
+    with closing(FormReader(boundary, max_items)) as form:
+        await _feed(request, max_bytes, form.write)
+        return form.images()
+
+
+async def read_json(request: Request, max_bytes: int, accepted: str = ACCEPTED_ROWS) -> bytes:
+    """The JSON text of a request, in UTF-8 if it is text at all; Refusal with what is `accepted` if it is declared to be something else."""
+    media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
+    is_image = media_type.startswith(b"image/") or media_type in (b"multipart/form-data", b"application/octet-stream")
+    if media_type != JSON:
+        hint = "this model takes rows of a table, not images: " if is_image and accepted is ACCEPTED_ROWS else ""
+        raise _unsupported(media_type, hint, accepted)
+    charset = options.get(b"charset", b"utf-8")
+    if charset.lower() != b"utf-8":
+        raise Refusal("unsupported_media_type", f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8", field="content-type")
+    return await read_body(request, max_bytes)
+
+
+@functools.lru_cache(256)  # a caller sends the same one again and again, or a new boundary each time
+def _parsed_content_type(value: bytes | None) -> tuple[bytes, Mapping[bytes, bytes]]:
+    """Media type in lower case, and options."""
+    return parse_options_header(value)
+
+
+def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
+    found = media_type.decode("latin-1")[:80] or "none"
+    return Refusal("unsupported_media_type", f"content type {found} was found; {hint}{accepted}", field="content-type")
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
+    whole = whole_body(request, max_bytes)
+    if whole is not None:
+        return whole
+    body, is_more = io.BytesIO(), True  # gives its bytes away without copying them
+    while is_more:
+        message = await request.receive()
+        body.write(_piece(message, max_bytes, body.tell()))
+        is_more = message.get("more_body", False)
+    return body.getvalue()
+
+
+async def _feed(request: Request, max_bytes: int, take: Callable[[bytes], object]) -> None:
+    """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
+    whole = whole_body(request, max_bytes)
+    if whole is not None:
+        take(whole)
+        return
+    num_bytes, is_more = 0, True
+    while is_more:
+        message = await request.receive()
+        piece, is_more = _piece(message, max_bytes, num_bytes), message.get("more_body", False)
+        num_bytes += len(piece)
+        take(piece)
+
+
+def _piece(message: Message, max_bytes: int, num_before: int) -> bytes:
+    """What a message has of a body; Refusal if that is too much with what came before."""
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    piece: bytes = message.get("body", b"")
+    if num_before + len(piece) > max_bytes:
+        raise _too_large(max_bytes)
+    return piece
+
+
+def whole_body(request: Request, max_bytes: int) -> bytes | None:
+    """The body if it is there already, as nearly always; Refusal, as in `read_body`, whether it is or not."""
+    headers, whole = request.headers, request.body
+    if b"content-encoding" in headers:
+        _require_identity(headers[b"content-encoding"])
+    declared = headers.get(b"content-length")
+    if declared is None:
+        if b"transfer-encoding" not in headers:
+            raise Refusal("length_required", "the request has neither a content-length nor a chunked body", field="content-length")
+        if whole is not None and len(whole) > max_bytes:
+            raise _too_large(max_bytes)
+    elif not declared.isdigit():
+        raise Refusal("malformed_body", "the content-length is not a number", field="content-length")
+    elif int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    return whole
+
+
+def _require_identity(encoding: bytes) -> None:
+    """Nothing is ever decompressed: no body is larger than it looks."""
+    if encoding.strip().lower() not in (b"", b"identity"):
+        message = f"content-encoding {encoding.decode('latin-1')[:80]} was found; send the body as it is, without compression"
+        raise Refusal("unsupported_media_type", message, field="content-encoding", headers=(("accept-encoding", "identity"),))
+
+
+def _too_large(max_bytes: int) -> Refusal:
+    return Refusal("body_too_large", f"the body is larger than the limit of {max_bytes} bytes (SLIPWAY_MAX_BODY_BYTES); send a smaller one")
+
+
+@dataclass
+class _Part:
+    headers: dict[str, bytes] = field(default_factory=dict)
+    content: io.BytesIO = field(default_factory=io.BytesIO)
+
+    @property
+    def name(self) -> str:
+        return self._disposition.get(b"name", b"").decode("utf-8", "replace")[:80]
+
+    @property
+    def is_file(self) -> bool:
+        return b"filename" in self._disposition
+
+    @property
+    def _disposition(self) -> dict[bytes, bytes]:
+        return parse_options_header(self.headers.get("content-disposition"))[1]
+
+
+class FormReader:
+    """Reads a multipart form of at most `max_parts` files as it arrives, so that it is in memory once.
+
+    What is wrong at its beginning is refused there. The other methods are the parser's callbacks.
+    """
+
+    def __init__(self, boundary: bytes, max_parts: int) -> None:
+        self._parts: list[_Part] = []
+        self._is_complete = False
+        self._max_parts = max_parts
+        self._name = b""
+        self._value = b""
+        callbacks: MultipartCallbacks = {
+            "on_part_begin": self.on_part_begin,
+            "on_part_data": self.on_part_data,
+            "on_header_begin": self.on_header_begin,
+            "on_header_field": self.on_header_field,
+            "on_header_value": self.on_header_value,
+            "on_header_end": self.on_header_end,
+            "on_end": self.on_end,
+        }
+        with _refusing():
+            self._parser = MultipartParser(boundary, callbacks)
+
+    def write(self, piece: bytes) -> None:
+        """Take the next bytes; Refusal if they cannot be of such a form."""
+        with _refusing():
+            self._parser.write(piece)
+
+    def images(self) -> tuple[bytes, ...]:
+        """The files `image` in their order; Refusal unless there is at least one, and nothing else, and the form is whole."""
+        if not self._is_complete:
+            raise Refusal("malformed_body", "the multipart form breaks off before its closing boundary")
+        return _only_images(self._parts)
+
+    def close(self) -> None:
+        """Let go of what was read. Reader and parser hold each other: Python alone would free them hundreds of requests later."""
+        del self._parser
+        self._parts.clear()
+
+    def on_part_begin(self) -> None:
+        if len(self._parts) == self._max_parts:
+            message = f"the form has more than {self._max_parts} parts, the limit; send fewer images in each request (SLIPWAY_MAX_ITEMS)"
+            raise Refusal("too_many_items", message, field=FIELD)
+        self._parts.append(_Part())
+
+    def on_header_begin(self) -> None:
+        self._name, self._value = b"", b""
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self._parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._parts[-1].content.write(memoryview(data)[start:end])
+
+    def on_end(self) -> None:
+        self._is_complete = True
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except FormParserError as error:
+        raise Refusal("malformed_body", f"the multipart form cannot be read: {str(error)[:200]}") from None
+
+
+def _only_images(parts: list[_Part]) -> tuple[bytes, ...]:
+    for part in parts:
+        if part.name != FIELD:
+            raise Refusal("unknown_field", f"the form has a field {part.name!r}, expected only files {FIELD!r}", field=part.name)
+    if not parts:
+        raise Refusal("missing_field", f"the form has no field {FIELD!r}; {ACCEPTED}", field=FIELD)
+    for position, part in enumerate(parts):
+        if not part.is_file:
+            place = item_field(position, len(parts))
+            raise Refusal(
+                "not_a_file", f"{place} is text, expected a file (curl -F {FIELD}=@picture.png); URLs are not fetched", field=place
+            )
+    return tuple(part.content.getvalue() for part in parts)
+
+
+def item_field(position: int, num_items: int) -> str:
+    """What a fault of one of several images is named by: "image[3]", counted from 0; "image" where there is only one."""
+    return FIELD if num_items == 1 else f"{FIELD}[{position}]"

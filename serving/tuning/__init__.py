@@ -1,1 +1,0 @@
-"""What the service carries here, and with which settings: `python -m serving.tune`."""

@@ -1,0 +1,1 @@
+"""The files that one part writes and another reads: bundle, certificate, engine manifest, golden rows."""

@@ -1,0 +1,153 @@
+"""The certificate: for each hop from the trained network to live HTTP, how well it agrees with the one before.
+
+`stages/verify.py` writes it; the service is not ready without one that fits its bundle. It speaks
+of files by digest, so it cannot be carried over to other weights, and its last word is the digest of
+itself: refused when a single bit changed. That finds damage and edits, not an author who seals again.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from slipway.artifacts.bundle import LoadedBundle, Metric
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import CertificateError
+
+FORMAT_VERSION = 2
+REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")  # hops without which nothing is certified
+
+
+class Execution(Contract):
+    """How a model runs, as asked for or as it came out."""
+
+    backend: Literal["torch", "onnxruntime", "tensorrt", "http"]
+    provider: str  # "cpu", "cuda", "tensorrt"
+    precision: str  # "fp32", "fp16", "int8"
+    variant: str  # the bundle's variant, or "weights" for torch
+
+
+class Allowed(Contract):
+    """What a hop was judged by; a bound that is null was not asked for."""
+
+    max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
+    max_score_difference: float | None  # of an outlier score, absolute
+    max_metric_loss: float | None  # points of accuracy and of macro F1, or relative growth of the RMSE
+    max_outliers: float | None = None  # share of the rows, for the lower bound of `Hop.outliers`
+
+
+class BatchCheck(Contract):
+    """The same rows once more in batches of another size, compared with the same reference."""
+
+    batch_size: int
+    rows: int  # every test row, or those that `verify.batch_seconds` left time for
+    max_difference: float | None  # null where it is not finite
+    flipped: int
+
+
+class Hop(Contract):
+    """One way of running the model over the test rows, compared with the trained network."""
+
+    name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http"
+    status: Literal["agrees", "differs", "not_executed"]
+    reason: str  # why it differs or was not executed; empty when it agrees
+    requested: Execution
+    actual: Execution | None  # null when not executed
+    reference: str | None  # the hop it is compared with; null for the first
+    allowed: Allowed | None  # null for the first, and where nothing was compared
+    rows: int
+    max_difference: float | None  # absolute, on probabilities or in the target's unit, at whatever batch size it was largest
+    mean_difference: float | None  # at the largest batch
+    max_score_difference: float | None  # of an outlier score, absolute, as `max_difference`
+    outliers: Metric | None = None  # share of the rows that are called outliers; null where too few rows were there for a threshold
+    score_rank: float | None = None  # Spearman's correlation of the outlier scores with the reference's; null where either are all equal
+    flipped: list[str]  # ids of the rows whose label changed
+    worst_row: str | None  # id of the row with the largest difference
+    batches: list[BatchCheck]  # the largest last; empty for the first, and for HTTP, where requests make the batches
+    metric: Metric | None  # accuracy, or RMSE for a numeric target
+    metric_changes: dict[str, Metric]  # by metric: this hop less the first on the same rows, with the paired interval
+    latency_ms: float | None  # median for one row
+    rows_per_second: float | None  # at the largest batch
+
+
+class Certificate(Contract):
+    """All hops, the files they speak of and the machine they ran on."""
+
+    format_version: Literal[2]
+    status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
+    metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
+    bundle_digest: str  # hex SHA-256 of bundle.json
+    engine_digest: str | None  # hex SHA-256 of the engine's passport.json; null where there was no engine
+    digests: dict[str, str]  # hex SHA-256 by path of everything the hops read
+    hops: list[Hop]
+    hardware: dict[str, str]
+    versions: dict[str, str]
+
+
+def first_fault(hops: Sequence[Hop]) -> Hop | None:
+    """The first hop that forbids a certificate: one that differs, or a required one that was not executed."""
+    for hop in hops:
+        if hop.status == "differs" or (hop.status == "not_executed" and hop.name in REQUIRED):
+            return hop
+    return None
+
+
+def write_certificate(path: Path, certificate: Certificate) -> None:
+    """Write a certificate with its own digest, atomically."""
+    files.write_bytes(path, _sealed(certificate.model_dump(mode="json")))
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Read a certificate; CertificateError if it is missing, not understood, or has another byte than was written."""
+    try:
+        payload = path.read_bytes()
+        content = json.loads(payload)
+    except FileNotFoundError:
+        raise CertificateError(f"{path} is missing: nothing proves this bundle. Run `dvc repro verify`.") from None
+    except ValueError as error:
+        raise CertificateError(f"{path} is not JSON: {error}. Run `dvc repro verify`.") from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise CertificateError(
+            f"{path} has format version {version!r}, this Slipway reads version {FORMAT_VERSION}. Run `dvc repro verify`."
+        )
+    content.pop("digest", None)
+    if not _is_sealed(payload, content):
+        raise CertificateError(f"{path} was altered: it is not what its own `digest` was made from. Run `dvc repro --force verify`.")
+    try:
+        return Certificate.model_validate(content)
+    except ValidationError as error:
+        raise CertificateError(f"{path} is not a valid certificate: {error}. Run `dvc repro verify`.") from error
+
+
+def check_certificate(certificate: Certificate, bundle: LoadedBundle, *, accept_draft: bool) -> None:
+    """CertificateError unless the certificate speaks of this very bundle and says that every executed hop agrees.
+
+    `accept_draft` is for the verify stage alone, whose HTTP hop needs a service before it can certify one.
+    """
+    if certificate.bundle_digest != bundle.digest:
+        raise CertificateError(
+            f"the certificate is for bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}. Run `dvc repro verify`."
+        )
+    if certificate.status == "certified" or (certificate.status == "draft" and accept_draft):
+        return
+    differing = ", ".join(hop.name for hop in certificate.hops if hop.status == "differs")
+    detail = f"hops that differ: {differing}" if differing else "its HTTP hop has not run"
+    raise CertificateError(
+        f"the certificate of bundle {bundle.version} is {certificate.status!r}, expected 'certified' ({detail}). Run `dvc repro verify`."
+    )
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    """Canonical JSON with the SHA-256 of the canonical JSON without it: exactly one sequence of bytes for a content."""
+    return files.canonical_json(content | {"digest": files.digest_json(content)}).encode()
+
+
+def _is_sealed(payload: bytes, content: dict[str, Any]) -> bool:
+    try:
+        return payload == _sealed(content)
+    except ValueError:  # NaN, or half of a surrogate pair: what we never write
+        return False

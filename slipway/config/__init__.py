@@ -1,0 +1,1 @@
+"""params.yaml, typed: its sections, its checks, and edits that keep its comments."""

@@ -1,0 +1,257 @@
+"""`params.yaml`, typed: the whole truth about producing a model.
+
+Strict and without defaults: a value that is not in the file would be a value that DVC cannot see. The file is read as DVC reads
+and writes it, as YAML 1.2: `off` and `yes` are text, 1e-3 is a number.
+Every mistake is named at once, an unknown key with the key it was probably meant to be.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Self, get_args
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from slipway.config.network_arguments import STARTS
+from slipway.config.sections import (
+    PRUNED_VARIANTS,
+    AuditParams,
+    AugmentParams,
+    CleanParams,
+    CompileParams,
+    DataParams,
+    EvaluateParams,
+    ExportParams,
+    Gate,
+    PrecomputeParams,
+    PruneParams,
+    Section,
+    SplitParams,
+    TrainParams,
+    VerifyParams,
+)
+from slipway.system.contract import UNBOUNDED_METRICS, Task, is_classification, is_table, metric_names
+from slipway.system.errors import ParamsError
+
+
+class Params(Section):
+    """The whole file."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    data: DataParams
+    clean: CleanParams
+    split: SplitParams
+    precompute: PrecomputeParams
+    augment: AugmentParams
+    audit: AuditParams
+    train: TrainParams
+    evaluate: EvaluateParams
+    prune: PruneParams
+    export: ExportParams
+    compile: CompileParams
+    verify: VerifyParams
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        problems = []
+        if self.compile.variant not in self.export.variants:
+            problems.append(f"compile.variant is {self.compile.variant!r}, but export.variants is {self.export.variants}")
+        if self.compile.optimal_batch_size > self.export.max_batch_size:
+            problems.append(
+                f"compile.optimal_batch_size is {self.compile.optimal_batch_size}, above export.max_batch_size {self.export.max_batch_size}"
+            )
+        missing = [variant for variant in self.export.variants if variant != "fp32" and variant not in self.verify.max_metric_loss]
+        if missing:
+            problems.append(f"verify.max_metric_loss has no budget for {missing}, which export.variants asks for")
+        if self.augment.crop_padding_px >= self.precompute.image_size_px:
+            problems.append(
+                f"augment.crop_padding_px is {self.augment.crop_padding_px}, expected less than "
+                f"precompute.image_size_px {self.precompute.image_size_px}"
+            )
+        if is_table(self.data.task) != (self.train.network == "tabm"):
+            table = f"'tabm', with network_arguments: {STARTS['tabm']}"
+            expected = table if is_table(self.data.task) else "'small_resnet' or 'timm/NAME'"
+            problems.append(f"train.network is {self.train.network!r}, but data.task is {self.data.task!r}, which takes {expected}")
+        if self.split.time_cuts is not None and self.data.time_column is None:
+            problems.append("split.time_cuts is set, but data.time_column is null")
+        if self.split.folds and (self.data.time_column or self.data.split_column):
+            problems.append(f"split.folds is {self.split.folds}, but data.time_column or data.split_column already says which rows are val")
+        if self.audit.folds and self.train.warmup_epochs >= self.audit.epochs:
+            problems.append(f"train.warmup_epochs is {self.train.warmup_epochs}, expected less than audit.epochs {self.audit.epochs}")
+        problems += _pruned_in_vain(self)
+        problems += _asked_for_in_vain(self)
+        problems += _loss_of_another_task(self.train, self.data.task)
+        problems += _budgets_without_end(self)
+        for key, gates in (("gates", self.evaluate.gates), ("slice_gates", self.evaluate.slice_gates)):
+            problems += [_describe_gate(key, name, self.data.task) for name in gates if name not in metric_names(self.data.task)]
+            problems += [_out_of_reach(key, name, gate) for name, gate in gates.items() if _is_out_of_reach(name, gate)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def _asked_for_in_vain(params: Params) -> list[str]:
+    """What is asked for by name and can have no effect for the task."""
+    data, task = params.data, params.data.task
+    found: dict[str, object] = {}
+    if is_table(task):
+        found |= {"precompute.transform": params.precompute.transform, "data.engine": data.engine if data.engine != "local" else None}
+    else:
+        found["data.columns"] = ", ".join(data.columns) or None
+    if not is_classification(task):
+        found |= {"data.label_map": data.label_map or None, "data.classes": data.classes, "audit.folds": params.audit.folds or None}
+    reasons = {
+        "precompute.transform": "works on images; set it to null",
+        "data.engine": "works on images; set it to local",
+        "data.columns": "is for tables; set it to {}",
+        "data.label_map": "is for classes; set it to {}",
+        "data.classes": "is for classes; set it to null",
+        "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to 0",
+    }
+    return [f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}" for key, value in found.items() if value is not None]
+
+
+def _pruned_in_vain(params: Params) -> list[str]:
+    """Variants of a network that is not pruned, a pruned network without a variant, and one that cannot be pruned as asked."""
+    kind, train = params.prune.kind, params.train
+    wanted = [variant for variant in params.export.variants if variant in PRUNED_VARIANTS]
+    problems = []
+    if wanted and kind == "none":
+        problems.append(f"export.variants asks for {wanted}, but prune.kind is 'none': set it to structured or magnitude")
+    if not wanted and kind != "none":
+        problems.append(f"prune.kind is {kind!r}, but export.variants {params.export.variants} has neither 'pruned' nor 'pruned_int8'")
+    if kind == "structured" and train.network == "tabm":
+        problems.append("prune.kind is 'structured', but train.network is 'tabm', whose submodels share their layers: use magnitude")
+    if kind == "structured" and train.network_arguments.get("normalisation") == "group":
+        problems.append(
+            "prune.kind is 'structured', but train.network_arguments.normalisation is 'group', whose groups would change: "
+            "use magnitude, or normalisation batch"
+        )
+    return problems
+
+
+def _loss_of_another_task(train: TrainParams, task: Task) -> list[str]:
+    classes = is_classification(task)
+    fitting = ("auto", "cross_entropy") if classes else ("auto", "mse", "huber")
+    problems = []
+    if train.loss not in fitting:
+        problems.append(f"train.loss is {train.loss!r}, but data.task is {task!r}, which takes {' or '.join(map(repr, fitting))}")
+    if train.class_weights != "none" and not classes:
+        problems.append(f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: set it to none")
+    return problems
+
+
+def load_params(path: Path = Path("params.yaml")) -> Params:
+    """Read and check `params.yaml`; ParamsError with every mistake in it."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_bytes())
+    except FileNotFoundError:
+        raise ParamsError(f"{path} is missing. Run from the project's folder.") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ParamsError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path} holds {type(content).__name__}, expected a mapping of sections.")
+    return parse_params(content, str(path))
+
+
+def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
+    """Check the content of `params.yaml`; ParamsError with every mistake in it."""
+    try:
+        return Params.model_validate(content)
+    except ValidationError as error:
+        lines = [f"  {_describe(detail)}" for detail in _mistakes(error.errors(include_url=False), content)]
+        raise ParamsError(f"{name} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from None
+
+
+def _mistakes(details: list[Any], content: Any) -> list[Any]:
+    """One for each mistake, placed by the keys of the file: where a value may be of several kinds, pydantic reports it for each of them."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for detail in details:
+        place = _place(detail, content)
+        if len(place) == len(detail["loc"]):
+            found[(*place, len(found))] = detail
+        elif place in found:
+            found[place]["msg"] += ", or " + detail["msg"].removeprefix("Input should be ")
+        else:
+            for outer in [outer for outer in found if outer == place[: len(outer)]]:
+                del found[outer]  # this kind fits better: what is wrong lies within the value
+            found[place] = detail | {"loc": place}
+    return list(found.values())
+
+
+def _place(detail: Any, content: Any) -> tuple[Any, ...]:
+    """The keys of a mistake, without the kinds that a value may be of, which pydantic puts between them."""
+    place: list[Any] = []
+    for part in detail["loc"]:
+        if part == "[key]":
+            place.append(part)
+        elif (isinstance(content, dict) and part in content) or (isinstance(content, list) and isinstance(part, int)):
+            place.append(part)
+            content = content[part]
+    return (*place, detail["loc"][-1]) if detail["type"] == "missing" else tuple(place)
+
+
+def _describe(detail: Any) -> str:
+    place = [str(part) for part in detail["loc"] if part != "[key]"]  # of a mapping, whose wrong key is named before it
+    key = ".".join(place) or "sections that do not fit together"
+    if detail["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(_known_keys(place[:-1]))}"
+        return f"{key}: unknown key; {hint}"
+    if detail["type"] == "missing":
+        return f"{key}: missing; it has no default, see docs/params.md"
+    if detail["type"] == "model_type":
+        return f"{key}: found {detail['input']!r}, expected a mapping of {', '.join(_known_keys(place))}"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if detail["type"] == "value_error" else f"{key}: found {detail['input']!r}. {message}"
+
+
+def _budgets_without_end(params: Params) -> list[str]:
+    """Of classes: accuracy that may be lost is a share of the rows, so that 5 for 0.05 would allow everything."""
+    if not is_classification(params.data.task):
+        return []
+    budgets = {
+        "export.goal.max_metric_loss": params.export.goal.max_metric_loss,
+        "evaluate.released_max_loss": params.evaluate.released_max_loss,
+        **{f"verify.max_metric_loss.{variant}": budget for variant, budget in params.verify.max_metric_loss.items()},
+    }
+    return [
+        f"{key} is {budget:g}, but a share of the rows is never above 1: half an accuracy point is 0.005"
+        for key, budget in budgets.items()
+        if budget > 1
+    ]
+
+
+def _describe_gate(key: str, name: str, task: Task) -> str:
+    close = difflib.get_close_matches(name, metric_names(task), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known for it: {', '.join(metric_names(task))}"
+    return f"evaluate.{key} names {name!r}, which is no metric of data.task {task!r}; {hint}"
+
+
+def _is_out_of_reach(name: str, gate: Gate) -> bool:
+    """Whether no answers at all can pass; 95 for 0.95, say."""
+    return (name not in UNBOUNDED_METRICS and gate.min is not None and gate.min > 1) or (
+        name != "r2" and gate.max is not None and gate.max < 0
+    )
+
+
+def _out_of_reach(key: str, name: str, gate: Gate) -> str:
+    bound = (
+        f"min {gate.min:g}, but it is never above 1"
+        if gate.min is not None and gate.min > 1
+        else f"max {gate.max:g}, but it is never below 0"
+    )
+    return f"evaluate.{key}.{name} asks for {bound}, so that the gate is always missed"
+
+
+def _known_keys(place: list[str]) -> list[str]:
+    kind: Any = Params
+    for part in place:
+        field = kind.model_fields.get(part) if _is_section(kind) else None
+        kind = field.annotation if field else (get_args(kind) or (None,))[-1]  # an entry of a mapping: dict[str, Gate]
+    return list(kind.model_fields) if _is_section(kind) else []
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,1 @@
+"""The augmentation plan and its random draws, without torch."""

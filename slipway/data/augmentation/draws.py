@@ -1,0 +1,235 @@
+"""Which change each training image gets, as numbers, without touching a pixel.
+
+A draw is a pure function of (seed, epoch, sample id), so a resumed run, another batch size or another number of
+workers sees the very same pictures. There is no rejection and no loop: each number comes from uniform ones by a formula.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.data.augmentation.plan import AugmentPlan
+from slipway.data.engine.randomness import uniform
+
+# Red, green and blue to luma and two colour axes: the YIQ of the NTSC standard of 1953 (FCC, 47 CFR 73.682).
+_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+_YIQ_INVERSE = np.linalg.inv(_YIQ)
+LUMA = _YIQ[0]
+_ERASED_ASPECT = (0.3, 1 / 0.3)  # width over height; Zhong et al. 2020, "Random erasing data augmentation"
+
+
+class Draw(NamedTuple):
+    """One change for each of N images.
+
+    Applied in this order: crop, flips, scale and rotation about the centre, shifts, brightness, contrast, saturation,
+    hue, erasing. Rectangles are (left, top, width, height) as shares of the side.
+    """
+
+    crop: NDArray[np.float64]  # (N, 4) of the stored image, what the network's image is made from
+    horizontal_flip: NDArray[np.bool_]  # (N,)
+    vertical_flip: NDArray[np.bool_]  # (N,)
+    scale: NDArray[np.float64]  # (N,) above 1 enlarges
+    rotation_deg: NDArray[np.float64]  # (N,) counter-clockwise as seen
+    shift: NDArray[np.float64]  # (N, 2) to the right and down, as shares of the side
+    shift_px: NDArray[np.int64]  # (N, 2) to the right and down, in pixels of the network's image, added to `shift`
+    brightness: NDArray[np.float64]  # (N,) factor
+    contrast: NDArray[np.float64]  # (N,) factor about the image's mean grey
+    saturation: NDArray[np.float64]  # (N,) factor about each pixel's grey
+    hue: NDArray[np.float64]  # (N,) turns of the colour circle
+    erased: NDArray[np.float64]  # (N, 4) of the network's image; width 0 for none
+
+    def part(self, rows: slice) -> "Draw":
+        """The changes of some of the images."""
+        return Draw._make(values[rows] for values in self)
+
+    @property
+    def moves_whole_pixels(self) -> bool:
+        """Whether no image is interpolated where it is stored in the network's size."""
+        still = not self.rotation_deg.any() and not self.shift.any()
+        return still and bool((self.scale == 1).all()) and bool((self.crop[:, 2:] == 1).all())
+
+    @property
+    def recolours(self) -> bool:
+        """Whether any pixel gets another colour."""
+        factors = (self.brightness, self.contrast, self.saturation)
+        return bool(self.hue.any()) or not all((factor == 1).all() for factor in factors)
+
+
+class MixDraw(NamedTuple):
+    """How each of N images is mixed with its partner."""
+
+    own_share: NDArray[np.float32]  # (N,) of the mixed target that is the image's own; 1 where nothing is mixed
+    boxes: NDArray[np.int64]  # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix); empty: all is blended (MixUp)
+
+
+def unchanged(count: int) -> Draw:
+    """The draw that leaves `count` images as they are."""
+    ones, zeros = np.ones(count), np.zeros(count)
+    no, nothing = np.zeros(count, dtype=bool), np.zeros((count, 4))
+    still = np.zeros((count, 2), dtype=np.int64)
+    return Draw(_whole_images(count), no, no, ones, zeros, nothing[:, :2], still, ones, ones, ones, zeros, nothing)
+
+
+def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
+    """The change of each sample in `epoch`: a pure function of (seed, epoch, key).
+
+    `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; the offline copies are the negative ones.
+    """
+    numbers = _Numbers(plan.seed, epoch, keys)
+    pad = plan.crop_padding_px
+    factors = {name: numbers.between(1 - strength, 1 + strength, name) for name, strength in _strengths(plan)}
+    return unchanged(len(keys))._replace(
+        crop=numbers.rectangles(plan.random_resized_crop, plan.crop_aspect, "crop"),
+        horizontal_flip=numbers.chance(plan.horizontal_flip, "horizontal_flip"),
+        vertical_flip=numbers.chance(plan.vertical_flip, "vertical_flip"),
+        scale=numbers.between(*plan.scale, "scale"),
+        rotation_deg=numbers.between(-plan.rotation_deg, plan.rotation_deg, "rotation"),
+        shift=numbers.pairs(-plan.translation, plan.translation, "translation"),
+        shift_px=np.floor(numbers.pairs(-pad, pad + 1, "shift")).astype(np.int64) if pad else np.zeros((len(keys), 2), np.int64),
+        hue=numbers.between(-plan.hue, plan.hue, "hue"),
+        erased=_erased(plan, numbers),
+        **factors,
+    )
+
+
+def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px: int) -> MixDraw:
+    """How each sample is mixed in `epoch`, in images of `size_px`: a pure function of (seed, epoch, key)."""
+    numbers = _Numbers(plan.seed, epoch, keys)
+    mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
+    cut = numbers.chance(_share_of_cutmix(plan), "cutmix")
+    shares = np.where(cut, numbers.beta(plan.cutmix_alpha, "cutmix_share"), numbers.beta(plan.mixup_alpha, "mixup_share"))
+    boxes = np.where((mixed & cut)[:, None], _boxes(1 - shares, numbers, size_px), 0)
+    covered = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / size_px**2
+    own = np.where(mixed, np.where(cut, 1 - covered, shares), 1.0)
+    return MixDraw(own.astype(np.float32), boxes)
+
+
+def crop_bounds(change: Draw, stored_px: int) -> NDArray[np.int64]:
+    """(N, 4) left, top, right, bottom of the crops in whole pixels of the stored images."""
+    size = _whole(change.crop[:, 2:] * stored_px).clip(min=1)
+    start = np.minimum(_whole(change.crop[:, :2] * stored_px), stored_px - size)
+    return np.concatenate([start, start + size], axis=1)
+
+
+def erased_bounds(change: Draw, size_px: int) -> NDArray[np.int64]:
+    """(N, 4) left, top, right, bottom in whole pixels of the network's images; nothing is erased where right is left."""
+    start = change.erased[:, :2]
+    return _whole(np.concatenate([start, start + change.erased[:, 2:]], axis=1) * size_px)
+
+
+def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
+    """(N, 2, 3) float32: where each output point is read from in the crop, both in [-1, 1] over the edges.
+
+    x to the right, y down, as in torch's `affine_grid` with align_corners=False. All operations are one matrix, so a
+    pixel is interpolated once. It is the inverse of the change: out = shift + rotate(scale * flip(in)).
+    """
+    angle = np.deg2rad(change.rotation_deg)
+    cosine, sine = np.cos(angle) / change.scale, np.sin(angle) / change.scale
+    flip_x = np.where(change.horizontal_flip, -1.0, 1.0)
+    flip_y = np.where(change.vertical_flip, -1.0, 1.0)
+    linear = np.stack([np.stack([flip_x * cosine, -flip_x * sine], -1), np.stack([flip_y * sine, flip_y * cosine], -1)], 1)
+    offset = -np.einsum("nij,nj->ni", linear, 2 * (change.shift + change.shift_px / size_px))
+    return np.concatenate([linear, offset[:, :, None]], 2).astype(np.float32)
+
+
+def colour_matrices(change: Draw, channels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(N, C, C) and (N,) float32: a pixel becomes matrix @ pixel + share * (the image's mean grey).
+
+    Brightness, contrast, saturation (colour axes times a factor) and hue (colour axes turned) are linear, and the last two
+    leave greys alone, so together they are one matrix. Values are limited to [0, 255] once, at the end.
+    """
+    factor = change.brightness * change.contrast
+    share = (1 - change.contrast) * change.brightness
+    if channels == 1:
+        return factor[:, None, None].astype(np.float32), share.astype(np.float32)
+    angle = 2 * np.pi * change.hue
+    turned = np.zeros((len(angle), 3, 3))
+    turned[:, 0, 0] = 1
+    turned[:, 1, 1] = turned[:, 2, 2] = change.saturation * np.cos(angle)
+    turned[:, 2, 1] = change.saturation * np.sin(angle)
+    turned[:, 1, 2] = -turned[:, 2, 1]
+    matrices = factor[:, None, None] * (_YIQ_INVERSE @ turned @ _YIQ)
+    return matrices.astype(np.float32), share.astype(np.float32)
+
+
+class _Numbers:
+    """Numbers for N samples of one epoch, each from a stream of its own."""
+
+    def __init__(self, seed: int, epoch: int, keys: NDArray[np.uint64]) -> None:
+        self._seed, self._epoch, self._keys = seed, epoch, keys
+
+    def uniform(self, stream: str) -> NDArray[np.float64]:
+        return uniform(self._seed, self._epoch, self._keys, stream)
+
+    def between(self, low: float, high: float, stream: str) -> NDArray[np.float64]:
+        if low == high:  # most operations are switched off most of the time: nothing to draw
+            return np.full(len(self._keys), float(low))
+        return low + (high - low) * self.uniform(stream)
+
+    def pairs(self, low: float, high: float, stream: str) -> NDArray[np.float64]:
+        return np.column_stack([self.between(low, high, f"{stream}_{axis}") for axis in "xy"])
+
+    def chance(self, probability: float, stream: str) -> NDArray[np.bool_]:
+        if probability in (0.0, 1.0):
+            return np.full(len(self._keys), probability == 1.0)
+        return self.uniform(stream) < probability
+
+    def beta(self, alpha: float, stream: str) -> NDArray[np.float64]:
+        """(N,) in [0, 1] from Beta(alpha, alpha); 1 for alpha 0.
+
+        From two uniform numbers without rejection: Bailey 1994, "Polar generation of random variates with the
+        t-distribution", whose t is a symmetric beta in disguise (Devroye 1996, "Random variate generation in one line of code").
+        """
+        if not alpha:
+            return np.ones(len(self._keys))
+        radius = self.uniform(f"{stream}_radius") ** (1 / alpha)
+        cosine = np.cos(2 * np.pi * self.uniform(f"{stream}_angle"))
+        squared = (1 - radius) * cosine**2
+        shares: NDArray[np.float64] = 0.5 + 0.5 * np.sign(cosine) * np.sqrt(squared / (radius + squared))
+        return shares
+
+    def rectangles(self, area: tuple[float, float], aspect: tuple[float, float], stream: str) -> NDArray[np.float64]:
+        """(N, 4) anywhere in the unit square: the area uniform, the logarithm of the aspect uniform as far as it fits."""
+        if area == (1.0, 1.0):
+            return _whole_images(len(self._keys))
+        areas = self.between(*area, f"{stream}_area")
+        aspects = np.exp(self.between(math.log(aspect[0]), math.log(aspect[1]), f"{stream}_aspect")).clip(areas, 1 / areas)
+        sides = np.sqrt(np.stack([areas * aspects, areas / aspects], axis=1)).clip(max=1.0)
+        return np.concatenate([(1 - sides) * self.pairs(0.0, 1.0, stream), sides], axis=1)
+
+
+def _strengths(plan: AugmentPlan) -> list[tuple[str, float]]:
+    return [("brightness", plan.brightness), ("contrast", plan.contrast), ("saturation", plan.saturation)]
+
+
+def _erased(plan: AugmentPlan, numbers: _Numbers) -> NDArray[np.float64]:
+    hit = numbers.chance(plan.erasing, "erasing")[:, None]
+    return np.where(hit, numbers.rectangles(plan.erasing_area, _ERASED_ASPECT, "erasing"), 0.0) if plan.erasing else np.zeros((len(hit), 4))
+
+
+def _share_of_cutmix(plan: AugmentPlan) -> float:
+    if plan.mixup_alpha and plan.cutmix_alpha:
+        return 0.5
+    return 1.0 if plan.cutmix_alpha else 0.0
+
+
+def _boxes(areas: NDArray[np.float64], numbers: _Numbers, size_px: int) -> NDArray[np.int64]:
+    """(N, 4) squares of these areas about any point, as far as they lie in the image: Yun et al. 2019, "CutMix"."""
+    half = np.sqrt(areas)[:, None] / 2
+    centre = numbers.pairs(0.0, 1.0, "cutmix_centre")
+    corners = np.concatenate([centre - half, centre + half], axis=1)
+    return _whole(corners.clip(0.0, 1.0) * size_px)
+
+
+def _whole_images(count: int) -> NDArray[np.float64]:
+    """(N, 4) rectangles as large as the image."""
+    rectangles = np.zeros((count, 4))
+    rectangles[:, 2:] = 1
+    return rectangles
+
+
+def _whole(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    rounded: NDArray[np.int64] = np.rint(numbers).astype(np.int64)
+    return rounded

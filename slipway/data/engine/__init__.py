@@ -1,0 +1,1 @@
+"""Execution of data work: local processes or Ray, progress, resumable work folders."""

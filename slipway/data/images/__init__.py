@@ -1,0 +1,1 @@
+"""Cleaning of images: inspection, quality, exact and near duplicates."""

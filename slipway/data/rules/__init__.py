@@ -1,0 +1,1 @@
+"""Rules that refuse or flag rows, and the report of what they found."""

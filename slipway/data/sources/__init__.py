@@ -1,0 +1,1 @@
+"""Folders, archives and tables as rows of raw samples."""

@@ -1,0 +1,214 @@
+"""The members of a .zip, .tar or .tar.gz, one after the other, without trust in what their headers say.
+
+Reads forward only, in pieces, so memory does not grow with the archive (for a zip: with its table of contents). An archive that is damaged
+as a whole is a DataError; a member that must not be unpacked says why.
+"""
+
+import gzip
+import lzma
+import mmap
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from slipway.data.sources.file_signatures import looks_like
+from slipway.system.errors import DataError
+
+CHUNK_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 4 * CHUNK_BYTES  # of a tar's extended header, which tarfile reads at once
+_LOOKS = {".zip": "a ZIP archive", ".tar": "a tar archive"}
+_BLOCK = 512  # of a tar
+_ENCRYPTED = 0x0001 | 0x0040 | 0x2000  # flags of a zip member
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member: its name as it is written there, and what is known before it is read."""
+
+    name: str
+    is_folder: bool
+    declared_bytes: int
+    problem: str | None  # why it must not be unpacked, whatever its name
+    open: Callable[[], IO[bytes]]
+
+
+def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Member]:
+    """The members of `path` in their order; each must be read, if at all, before the next one is asked for.
+
+    Raises DataError when there are more than `max_members`, when a compressed stream gives more than `max_bytes`, and for damage.
+    """
+    members = _zip_members(path, max_members) if path.suffix.lower() == ".zip" else _tar_members(path, max_bytes)
+    last = ""
+    try:
+        for number, member in enumerate(members, start=1):
+            if number > max_members:
+                raise too_many(path, max_members)
+            last = repr(member.name)
+            yield member
+    except DAMAGE as error:
+        raise _damaged(path, last, error) from error
+
+
+def _damaged(path: Path, last: str, error: Exception) -> DataError:
+    """`last` is the member before the damage, "" where there is none: then it may be another kind of file."""
+    looks = "" if last else _looks(path)
+    other = looks and looks != _LOOKS.get(path.suffix.lower(), "a gzip archive")
+    remedy = f"It looks like {looks}: give it the ending of what it is, or pack it again" if other else "Copy or pack it again"
+    return DataError(f"the archive {str(path)!r} is damaged or cut off after {last or 'its beginning'}: {error}. {remedy}.")
+
+
+def _looks(path: Path) -> str:
+    with path.open("rb") as file:
+        begin = file.read(_BLOCK)
+    return looks_like(begin) if begin else ""
+
+
+def too_many(path: Path, max_members: int) -> DataError:
+    """The error for an archive of too many members."""
+    return DataError(
+        f"the archive {str(path)!r} has more than {max_members} members, which clean.max_archive_members does not allow. "
+        "Raise it if the archive is what it should be."
+    )
+
+
+def _zip_members(path: Path, max_members: int) -> Iterator[Member]:
+    if _count_members(path, max_members) > max_members:  # before ZipFile makes an object of each
+        raise too_many(path, max_members)
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+
+            def read(info: zipfile.ZipInfo = info) -> IO[bytes]:
+                return archive.open(info)
+
+            yield Member(info.filename, info.is_dir(), info.file_size, _zip_problem(info), read)
+
+
+def _zip_problem(info: zipfile.ZipInfo) -> str | None:
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    if kind == stat.S_IFLNK:
+        return "a symbolic link"
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "a device, pipe or socket"
+    if info.flag_bits & _ENCRYPTED:
+        return "encrypted"
+    if info.compress_type not in _METHODS:
+        return f"compressed by method {info.compress_type}, which is none of stored, deflate, bzip2 and lzma"
+    return None
+
+
+def _count_members(path: Path, most: int) -> int:
+    """The entries of a zip's table of contents, up to one more than `most`; zipfile would take a part of the table for all of it."""
+    if path.stat().st_size < 22:
+        raise zipfile.BadZipFile("too short for a zip file")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        end = view.rfind(b"PK\x05\x06", max(0, len(view) - 22 - 0xFFFF))
+        if end < 0 or end + 22 > len(view):
+            raise zipfile.BadZipFile("no table of contents at its end")
+        declared, size = struct.unpack_from("<HI", view, end + 10)
+        wraps = 1 << 16  # writers without zip64 let the number of members wrap
+        if end >= 76 and view[end - 20 : end - 16] == b"PK\x06\x07" and view[end - 76 : end - 72] == b"PK\x06\x06":
+            end, wraps = end - 76, 1 << 64
+            declared, size = struct.unpack_from("<QQ", view, end + 32)
+        place, count = end - size, 0
+        while place >= 0 and place + 46 <= end and count <= most:
+            name, extra, comment = struct.unpack_from("<HHH", view, place + 28)
+            place += 46 + name + extra + comment
+            count += 1
+    if count <= most and (place != end or count % wraps != declared):
+        raise zipfile.BadZipFile(f"its table of contents has {count} entries, expected {declared}")
+    return count
+
+
+def _tar_members(path: Path, max_bytes: int) -> Iterator[Member]:
+    with path.open("rb") as file:
+        is_plain = path.suffix.lower() == ".tar"
+        stream: Any = file if is_plain else gzip.GzipFile(fileobj=file, mode="rb")
+        reader = _Forward(stream, path, None if is_plain else max_bytes)
+        archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]  # it needs read, seek and tell only
+        while (info := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would hold every header
+
+            def read(info: tarfile.TarInfo = info) -> IO[bytes]:
+                content = archive.extractfile(info)
+                assert content is not None
+                return content
+
+            yield Member(info.name, info.isdir(), info.size, _tar_problem(info), read)
+        reader.check_end()
+
+
+def _tar_problem(info: tarfile.TarInfo) -> str | None:
+    if info.issym():
+        return f"a symbolic link to {info.linkname!r}"
+    if info.islnk():
+        return f"a hard link to {info.linkname!r}"
+    if not (info.isreg() or info.isdir()):
+        return "a device, pipe or another special file"
+    return None
+
+
+class _Forward:
+    """What tarfile reads from: forward only, in bounded pieces, and not more than `max_bytes` in all."""
+
+    def __init__(self, stream: IO[bytes], path: Path, max_bytes: int | None) -> None:
+        self._stream, self._path, self._max_bytes = stream, path, max_bytes
+        self._place = 0
+        self._last = b""
+
+    def read(self, size: int) -> bytes:
+        if size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        self._last = self._stream.read(size)
+        self._place += len(self._last)
+        if self._max_bytes is not None and self._place > self._max_bytes:
+            raise too_large(self._path, self._max_bytes)
+        return self._last
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        if whence or place < self._place:
+            raise tarfile.ReadError("a header that leads back")
+        if self._max_bytes is None:  # nothing to count in a file that is not compressed
+            self._place = self._stream.seek(place)
+        while self._place < place and self.read(min(CHUNK_BYTES, place - self._place)):
+            pass
+        return self._place
+
+    def check_end(self) -> None:
+        """tarfile takes a damaged header for the end: only a block of zeros is one, and only zeros may follow."""
+        if self._last != bytes(_BLOCK):
+            raise tarfile.ReadError("no mark at its end")
+        while block := self.read(CHUNK_BYTES):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError("data after the mark at its end")
+
+
+def too_large(path: Path, max_bytes: int) -> DataError:
+    """The error for an archive that unpacks to too much."""
+    return DataError(
+        f"the archive {str(path)!r} of {path.stat().st_size} bytes unpacks to more than {max_bytes} bytes, which clean.max_archive_ratio "
+        "does not allow. Raise it if the archive is what it should be."
+    )

@@ -1,0 +1,1 @@
+"""Assignment of rows to training, validation and test, and the search for leakage."""

@@ -1,0 +1,72 @@
+"""`reports/split.json`: how the rows were split, how far that is from what was asked, and the proof that nothing leaks."""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipway.data.splits.leakage import leak_report
+from slipway.data.splits.splitting import Split, count_classes, count_rows
+from slipway.data.store.packed import SPLITS
+
+
+def report(split: Split, seed: int) -> dict[str, Any]:
+    """Rows of each split, by class or with the target's mean; shares asked and found; folds; purged rows; leaks."""
+    classes = count_classes(split.rows)
+    return {
+        "seed": seed,
+        "way": split.way,
+        "splits": {name: _describe(split.rows, name, classes) for name in SPLITS},
+        "shares": None if split.shares is None else dict(zip(SPLITS, split.shares, strict=True)),
+        "largest_deviation": _largest_deviation(split, classes),
+        "classes_missing": {name: found for index, name in enumerate(SPLITS) if (found := _missing(classes, index))},
+        "units": {"number": len(split.unit_sizes), "largest": int(split.unit_sizes.max(initial=0))},
+        "folds": _fold_counts(split.rows),
+        "purged": split.purged.num_rows,
+        "leaks": leak_report(split.leaks),
+    }
+
+
+def summary(report: dict[str, Any]) -> str:
+    """The report in a few lines for the console."""
+    lines = [", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items()) + f" ({report['way']})"]
+    if report["purged"]:
+        lines.append(f"purged {report['purged']} rows whose group or near duplicates reach a later split, see data/split/purged.parquet")
+    if report["leaks"]["rows"]:
+        lines.append(f"leaked {report['leaks']['rows']} rows of val and test, marked; evaluate also measures without them")
+    lines += [f"{name} lacks the classes {', '.join(found)}" for name, found in report["classes_missing"].items()]
+    return "\n".join(lines)
+
+
+def _describe(table: pa.Table, name: str, classes: dict[str, list[int]]) -> dict[str, Any]:
+    rows = table.filter(pc.equal(table["split"], name))
+    described: dict[str, Any] = {"rows": rows.num_rows, "leaked": int(pc.sum(rows["leaked"]).as_py() or 0)}
+    if classes:
+        return described | {"classes": {label: counts[SPLITS.index(name)] for label, counts in classes.items()}}
+    targets = rows["target"].to_numpy()
+    return described | {"target": {"mean": float(targets.mean()), "std": float(targets.std())}}
+
+
+def _largest_deviation(split: Split, classes: dict[str, list[int]]) -> dict[str, Any] | None:
+    """Where the found share of a class (or of all rows) is furthest from the one asked for."""
+    if split.shares is None:
+        return None
+    counts = classes or {"": list(count_rows(split.rows).values())}
+    deviations = [
+        (
+            abs(count / sum(found) - asked),
+            {"class": label or None, "split": name, "rows": count, "asked": asked, "found": count / sum(found)},
+        )
+        for label, found in counts.items()
+        for name, asked, count in zip(SPLITS, split.shares, found, strict=True)
+    ]
+    return max(deviations, key=lambda deviation: deviation[0])[1]
+
+
+def _missing(classes: dict[str, list[int]], index: int) -> list[str]:
+    return [label for label, counts in classes.items() if not counts[index]]
+
+
+def _fold_counts(table: pa.Table) -> list[int]:
+    counted = table.filter(pc.is_valid(table["fold"])).group_by("fold").aggregate([([], "count_all")]).sort_by("fold")
+    return [int(count) for count in counted["count_all"].to_pylist()]

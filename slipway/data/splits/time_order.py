@@ -1,0 +1,83 @@
+"""Time order: train is the earliest, test the latest. Equal times stay together.
+
+A unit (see `slipway.data.splits.units`) with rows on both sides of a cut would carry the past into the future, so only its rows in the
+latest split that it reaches stay; the earlier ones are purged, and each of them is written down.
+"""
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.config.sections import SplitParams
+from slipway.data.splits.units import Int, Units
+from slipway.inputs.columns import read_date
+from slipway.system.errors import DataError
+
+_MAX_SHOWN = 5
+
+
+def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
+    """(N,) 0 for train, 1 for val, 2 for test, by the cuts of `params`, or at the distinct times that meet the shares best.
+
+    Raises DataError where a row has no time, where there are fewer than three distinct times, or cuts that are no times in their order.
+    """
+    times = _times(rows)
+    cuts = read_cuts(params.time_cuts) if params.time_cuts is not None else cuts_by_share(times, params)
+    return np.searchsorted(cuts, times, side="right").astype(np.int64)
+
+
+def cuts_by_share(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
+    """(2,) the times at which val and test begin."""
+    distinct, before = np.unique(np.sort(times), return_index=True)  # `before`: rows earlier than each distinct time
+    if len(distinct) < 3:
+        raise DataError(
+            f"the time column has {len(distinct)} distinct times in {len(times)} rows, expected at least 3, one for each split. "
+            "Use a finer time, or set data.time_column to null."
+        )
+    val = 1 + int(np.abs(before[1:-1] - len(times) * params.train).argmin())
+    test = val + 1 + int(np.abs(before[val + 1 :] - len(times) * (params.train + params.val)).argmin())
+    return distinct[[val, test]]
+
+
+def read_cuts(texts: list[str]) -> NDArray[np.float64]:
+    """(2,) days since 1970 UTC of dates, or the numbers themselves; DataError unless they are times, the earlier first."""
+    cuts, problems = [], []
+    for text in texts:
+        try:
+            cuts.append(_read_time(text))
+        except ValueError:
+            problems.append(repr(text))
+    if problems:
+        raise DataError(f"split.time_cuts holds {', '.join(problems)}, expected ISO 8601 dates such as 2026-11-20, or numbers.")
+    if not cuts[0] < cuts[1]:
+        raise DataError(f"split.time_cuts is {texts}, expected where val begins, then a later time where test begins.")
+    return np.array(cuts)
+
+
+def latest_parts(units: Units, parts: Int) -> Int:
+    """(N,) the latest part that any row of the same unit is in; a row of an earlier one is to be purged."""
+    latest = np.zeros(len(units.keys), np.int64)
+    np.maximum.at(latest, units.of_row, parts)
+    return latest[units.of_row]
+
+
+def _read_time(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return read_date(text)
+    if not np.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _times(rows: pa.Table) -> NDArray[np.float64]:
+    times: NDArray[np.float64] = rows["time"].to_numpy()  # null becomes NaN
+    missing = ~np.isfinite(times)
+    if missing.any():
+        sources = rows.filter(pa.array(missing))["source"].slice(0, _MAX_SHOWN).to_pylist()
+        raise DataError(
+            f"{missing.sum()} of {len(times)} rows have no time, the first are {', '.join(sources)}; expected one in every row. "
+            "Fill data.time_column in, or set it to null."
+        )
+    return times

@@ -1,0 +1,87 @@
+"""Units: what no split may divide, and the key that each is drawn by.
+
+Rows that share a group or a near-duplicate cluster are one unit, also where a chain of groups and clusters links them. A unit is drawn by
+the key of one of its members (its group names, or the ids of its rows where it has no group): the member whose hash with the seed is the
+smallest. So a row that joins changes the key of a unit of k members only when it becomes that member, once in k + 1 times, and a row of a
+known group never does; when two units are bridged, one of the two keeps its key.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from slipway.data.engine.randomness import id_keys, uniform
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The unit of each row, and the key of each unit."""
+
+    of_row: Int  # (N,) index of the unit
+    keys: NDArray[np.uint64]  # (U,)
+
+    @property
+    def sizes(self) -> Int:
+        """(U,) rows of each unit."""
+        return np.bincount(self.of_row, minlength=len(self.keys))
+
+    def select(self, rows: NDArray[np.bool_]) -> "Units":
+        """The units of the chosen rows only, with the same keys."""
+        kept, of_row = np.unique(self.of_row[rows], return_inverse=True)
+        return Units(of_row, self.keys[kept])
+
+
+def find_units(rows: pa.Table, seed: int) -> Units:
+    """The units of `rows.ROWS`; they depend on the content and the seed, not on the order of the rows."""
+    (ids, id_names), (groups, group_names), (clusters, cluster_names) = (codes(rows[name]) for name in ("id", "group", "cluster"))
+    first_group, first_cluster = len(id_names), len(id_names) + len(group_names)
+    grouped, clustered = groups >= 0, clusters >= 0
+    component = connected_components(
+        first_cluster + len(cluster_names),
+        np.concatenate([ids[grouped], ids[clustered]]),
+        np.concatenate([groups[grouped] + first_group, clusters[clustered] + first_cluster]),
+    )
+    keys = np.concatenate([id_keys(id_names.to_pylist()), _group_keys(group_names)])
+    has_group = np.zeros(len(component), np.bool_)
+    has_group[component[first_group:first_cluster]] = True
+    members = np.flatnonzero((np.arange(first_cluster) >= first_group) | ~has_group[component[:first_cluster]])
+    roots, representatives = _choose(component[members], keys[members], seed)
+    return Units(np.searchsorted(roots, component[ids]), representatives)
+
+
+def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
+    """(N,) int64 index of each value among the distinct values, -1 for null; and the distinct values."""
+    encoded = pc.dictionary_encode(column.combine_chunks())
+    return pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary
+
+
+def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
+    """(num_nodes,) int64: the smallest node that each is linked to, over edges between `left` and `right` (E,).
+
+    Every round hangs each component below its smallest neighbour, then shortens all paths to one step.
+    """
+    root = np.arange(num_nodes)
+    while True:
+        one, other = root[left], root[right]
+        if np.array_equal(one, other):
+            return root
+        np.minimum.at(root, np.maximum(one, other), np.minimum(one, other))
+        while not np.array_equal(shorter := root[root], root):
+            root = shorter
+
+
+def _group_keys(names: pa.Array) -> NDArray[np.uint64]:
+    return id_keys([hashlib.sha256(f"group/{name}".encode()).hexdigest() for name in names.to_pylist()])
+
+
+def _choose(component: Int, keys: NDArray[np.uint64], seed: int) -> tuple[Int, NDArray[np.uint64]]:
+    """The components in rising order, and of each the key whose own random number is the smallest."""
+    order = np.lexsort((keys, uniform(seed, 0, keys, "unit"), component))
+    roots, first = np.unique(component[order], return_index=True)
+    return roots, keys[order][first]

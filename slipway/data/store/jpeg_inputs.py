@@ -1,0 +1,109 @@
+"""Images stored as JPEG in one file, decoded when they are asked for.
+
+`inputs.jpeg` holds the images one after the other, `offsets.npy` where each begins. For sets whose pixels do not fit the
+disk: about an eighth of their size for photographs, lossy, and decoded again for each batch.
+"""
+
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from slipway.system.cores import num_cores
+from slipway.system.errors import IntegrityError, SchemaError
+
+JPEG, OFFSETS = "inputs.jpeg", "offsets.npy"
+_ROWS_PER_THREAD = 8  # fewer are not worth a thread
+
+
+def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
+    """A JPEG of (height, width, 1 or 3) pixels.
+
+    Colour is not subsampled: 4:2:0 saves a quarter of the bytes, but its mean error is 40 % larger (docs/precompute.md).
+    """
+    color, subsampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "444")
+    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, color, subsampling))
+
+
+def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The pixels of what `encode_jpeg` made; ValueError if that is not `shape`."""
+    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, "GRAY" if shape[2] == 1 else "RGB")
+    if pixels.shape != shape:
+        raise ValueError(f"{pixels.shape} found, {shape} expected")
+    return pixels
+
+
+class JpegInputs:
+    """(N, height, width, channels) uint8 in [0, 255] that decodes the rows it is asked for.
+
+    A loader process decodes on its own thread, any other process on one per core. Pickled, it is the place of its files.
+    """
+
+    def __init__(self, folder: Path, row_shape: tuple[int, ...]) -> None:
+        self._folder, self._row_shape = folder, row_shape
+        try:
+            self._blob: NDArray[np.uint8] = np.memmap(folder / JPEG, np.uint8, "r")
+            self._offsets: NDArray[np.int64] = np.load(folder / OFFSETS, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise SchemaError(f"{folder} holds no readable JPEG images: {error}. Run `dvc repro --force precompute`.") from error
+        if self._offsets.dtype != np.int64 or self._offsets.ndim != 1 or self._offsets[-1] != len(self._blob):
+            raise SchemaError(f"{folder / OFFSETS} does not fit {JPEG} of {len(self._blob)} bytes. Run `dvc repro --force precompute`.")
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self._row_shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
+        """(height, width, channels) of one row's number, (B, height, width, channels) of a slice, numbers or a mask."""
+        numbers = np.arange(len(self))[rows]
+        if numbers.ndim == 0:
+            return self._row(int(numbers))
+        pixels = np.empty((len(numbers), *self._row_shape), np.uint8)
+        parts = np.array_split(np.arange(len(numbers)), self._num_threads(len(numbers)))
+        jobs = [(pixels, numbers, part) for part in parts]
+        if len(jobs) == 1:
+            self._fill(jobs[0])
+        else:
+            list(self._pool().map(self._fill, jobs))
+        return pixels
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JpegInputs, (self._folder, self._row_shape)
+
+    def _fill(self, job: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]) -> None:
+        pixels, numbers, part = job
+        for place in part:
+            pixels[place] = self._row(int(numbers[place]))
+
+    def _row(self, number: int) -> NDArray[np.uint8]:
+        payload = self._blob[self._offsets[number] : self._offsets[number + 1]]
+        try:
+            return decode_jpeg(payload, self._row_shape)
+        except ValueError as error:
+            raise IntegrityError(
+                f"image {number} in {self._folder / JPEG} is damaged: {error}. Run `dvc repro --force precompute`."
+            ) from error
+
+    @staticmethod
+    def _num_threads(num_rows: int) -> int:
+        is_loader = multiprocessing.parent_process() is not None
+        return 1 if is_loader else max(1, min(num_cores(), num_rows // _ROWS_PER_THREAD))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """This process's threads: a fork copies the object, but not the threads."""
+        if self._threads is None or self._threads[0] != os.getpid():
+            self._threads = os.getpid(), ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-jpeg")
+        return self._threads[1]

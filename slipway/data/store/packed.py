@@ -1,0 +1,161 @@
+"""The packed store: what the network takes, in arrays that all ranks and workers map into memory once.
+
+data/packed/manifest.json              what is inside, with the SHA-256 of every file
+data/packed/SPLIT/inputs.npy           (N, size_px, size_px, channels) uint8 pixels, or (N, width) float32 encoded columns
+data/packed/train/inputs.jpeg          instead of it with `precompute.encoding: jpeg`, with offsets.npy (N + 1 int64)
+data/packed/SPLIT/rows.parquet         id, source and target of each row, in the same order
+data/packed/SPLIT/transform.parquet    what `precompute.transform` found on each row, if there is one
+
+Disk instead of time: the store is as large as the raw pixels.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.artifacts.input_contract import InputContract as InputContract
+from slipway.data.engine.randomness import id_keys
+from slipway.data.engine.rows import PACKED_ROWS, read_table, write_table
+from slipway.data.store.jpeg_inputs import JPEG, OFFSETS, JpegInputs
+from slipway.data.store.transform_table import TRANSFORM_TABLE
+from slipway.system import files
+from slipway.system.contract import Contract, Task
+from slipway.system.errors import IntegrityError, SchemaError
+
+SPLITS = ("train", "val", "test")
+_PIXELS = "inputs.npy"
+
+
+class Inputs(Protocol):
+    """Rows that are read when they are asked for: an array mapped into memory, or one that decodes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any) -> Any:
+        """One row by its number, or (B, ...) the rows of a slice or an array of numbers."""
+        ...
+
+
+class TargetScale(Contract):
+    """Mean and standard deviation of a numeric target over the training split, in the target's unit."""
+
+    mean: float
+    std: float
+
+
+class PackedSplitManifest(Contract):
+    """One split: its number of rows and the hex SHA-256 of each of its files."""
+
+    rows: int
+    shape: list[int]  # of one row as it is stored; training images may be larger than the network's input
+    files: dict[str, str]
+
+
+class PackedManifest(Contract):
+    """What a packed store holds."""
+
+    format_version: Literal[2]
+    task: Task
+    input: InputContract
+    classes: list[str]  # in the order of the class indices; empty for a numeric target
+    mean: list[float]  # per channel over the training split, pixels scaled to [0, 1]; empty for tables, whose contract has them
+    std: list[float]
+    target_scale: TargetScale | None  # null for classes
+    splits: dict[str, PackedSplitManifest]
+
+
+@dataclass(frozen=True)
+class PackedSplit:
+    """One split, its pixels mapped into memory and not yet read."""
+
+    inputs: Inputs  # (N, ...) uint8 pixels or float32 columns
+    targets: NDArray[np.float64]  # (N,) class index, or the number itself
+    ids: list[str]
+    sources: list[str]
+    weights: NDArray[np.float64]  # (N,) in the training loss
+    leaked: NDArray[np.bool_]  # (N,) also present, as a twin or its group, in another split
+
+    @cached_property
+    def keys(self) -> NDArray[np.uint64]:
+        """(N,) the ids as numbers, for `slipway.data.engine.randomness`."""
+        return id_keys(self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSplitManifest:
+    """Write the rows (`rows.PACKED_ROWS`) of a split beside the inputs that are already in `root`, and digest all of its files."""
+    write_table(root / "rows.parquet", rows, PACKED_ROWS)
+    names = (_PIXELS, JPEG, OFFSETS, "rows.parquet", TRANSFORM_TABLE)
+    digests = {name: files.sha256_file(root / name) for name in names if (root / name).exists()}
+    return PackedSplitManifest(rows=rows.num_rows, shape=list(shape), files=digests)
+
+
+def write_manifest(root: Path, manifest: PackedManifest) -> None:
+    """Write `manifest.json`, last, when every split is complete."""
+    files.write_json(root / "manifest.json", manifest.model_dump(mode="json"))
+
+
+def read_manifest(root: Path) -> PackedManifest:
+    """The manifest of a packed store; SchemaError if it is missing or not understood."""
+    path = root / "manifest.json"
+    try:
+        return PackedManifest.model_validate(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        raise SchemaError(f"{path} is missing. Run `dvc repro precompute`.") from None
+    except ValueError as error:
+        raise SchemaError(f"{path} is not a packed store's manifest: {error}. Run `dvc repro --force precompute`.") from error
+
+
+def open_split(root: Path, manifest: PackedManifest, split: str, *, verify: bool = False) -> PackedSplit:
+    """Map one split into memory. `verify` first compares every file with its digest (IntegrityError)."""
+    folder, expected = root / split, manifest.splits[split]
+    if verify:
+        _verify(folder, expected)
+    table = read_table(folder / "rows.parquet", PACKED_ROWS)
+    inputs = open_inputs(folder, tuple(expected.shape))
+    if len(inputs) != expected.rows or table.num_rows != expected.rows or list(inputs.shape[1:]) != expected.shape:
+        raise SchemaError(
+            f"{folder} has inputs {inputs.shape} and {table.num_rows} rows, expected {expected.rows} of {expected.shape}. "
+            "Run `dvc repro --force precompute`."
+        )
+    return PackedSplit(
+        inputs=inputs,
+        targets=table["target"].to_numpy(),
+        weights=table["weight"].to_numpy(),
+        leaked=table["leaked"].to_numpy(),
+        ids=table["id"].to_pylist(),
+        sources=table["source"].to_pylist(),
+    )
+
+
+def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
+    """The inputs of a split's folder, mapped and not read; SchemaError if they are not readable."""
+    if (folder / JPEG).exists():
+        return JpegInputs(folder, row_shape)
+    path = folder / _PIXELS
+    try:
+        inputs: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise SchemaError(f"{path} is not a readable array: {error}. Run `dvc repro --force precompute`.") from error
+    return inputs
+
+
+def _verify(folder: Path, expected: PackedSplitManifest) -> None:
+    for name, sha256 in expected.files.items():
+        found = files.sha256_file(folder / name)
+        if found != sha256:
+            raise IntegrityError(f"{folder / name} was altered: SHA-256 {found}, expected {sha256}. Run `dvc repro --force precompute`.")

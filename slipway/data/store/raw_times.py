@@ -1,0 +1,81 @@
+"""What `precompute` spends on an image: reading it, decoding it, the user's transform, and fitting it to its size.
+
+Measured on some of the split's rows, one after the other, so that times are of one worker. From it, how long all rows take:
+reading is done by one process, the rest by workers, which share the cores when they compute and not while they wait.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from slipway.data.sources.samples import RawSample
+from slipway.inputs import user_function
+from slipway.inputs.images import ImageContract, decode_image, image_array, load_transform
+from slipway.system.contract import Contract
+from slipway.system.errors import DataError
+
+NUM_WORKERS = (1, 2, 4, 8, 16)
+WORTH_IT = 1.05  # times as fast
+Result = TypeVar("Result")
+
+
+class RawTimes(Contract):
+    """Milliseconds for one image, the mean of `rows` images."""
+
+    rows: int
+    read_ms: float
+    decode_ms: float
+    transform_ms: float  # 0 without one
+    resize_ms: float
+    processor_ms: float  # of decoding, the transform and resizing together
+
+    @property
+    def worker_ms(self) -> float:
+        """Wall clock of a worker."""
+        return self.decode_ms + self.transform_ms + self.resize_ms
+
+    @property
+    def largest(self) -> str:
+        """The part that takes longest: "read", "decode", "transform" or "resize"."""
+        parts = {"read": self.read_ms, "decode": self.decode_ms, "transform": self.transform_ms, "resize": self.resize_ms}
+        return max(parts, key=lambda name: parts[name])
+
+    def image_ms(self, num_workers: int, num_cores: int) -> float:
+        """Expected time between two finished images."""
+        if num_workers == 1:
+            return self.read_ms + self.worker_ms
+        return max(self.read_ms, self.worker_ms / num_workers, self.processor_ms / num_cores)
+
+    def best_num_workers(self, num_cores: int) -> int:
+        """The fewest that come near the shortest time."""
+        times = {number: self.image_ms(number, num_cores) for number in sorted({*NUM_WORKERS, num_cores})}
+        return next(number for number, found in times.items() if found <= min(times.values()) * WORTH_IT)
+
+
+def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawTimes:
+    """Time images; `samples` read their payload when they are asked for. DataError without any."""
+    load_transform(contract)
+    totals = dict.fromkeys(("read", "decode", "transform", "resize"), 0.0)
+    processor, count, begin = 0.0, 0, time.perf_counter()
+    for sample in samples:
+        totals["read"] += time.perf_counter() - begin
+        processor_begin = time.process_time()
+        image = _timed(totals, "decode", partial(decode_image, sample.payload, contract.max_pixels))
+        if contract.transform is not None:
+            function, sha256 = contract.transform.function, contract.transform.sha256
+            image, _ = _timed(totals, "transform", partial(user_function.run, function, sha256, image))
+        _timed(totals, "resize", partial(image_array, image, contract))
+        processor += time.process_time() - processor_begin
+        count, begin = count + 1, time.perf_counter()
+    if not count:
+        raise DataError("no raw image was found to be timed. Run `dvc repro split`.")
+    each = {f"{name}_ms": seconds / count * 1000 for name, seconds in totals.items()}
+    return RawTimes(rows=count, processor_ms=processor / count * 1000, **each)
+
+
+def _timed(totals: dict[str, float], name: str, action: Callable[[], Result]) -> Result:
+    begin = time.perf_counter()
+    result = action()
+    totals[name] += time.perf_counter() - begin
+    return result

@@ -1,0 +1,137 @@
+"""Which rows of an unfinished store are finished: one small file for each shard, written when all its rows are on the disk.
+
+A marker has the digest of everything in its shard, so a shard that a crash, a full disk or a bad disk damaged is noticed and
+made again. Shards are cut by the order of the raw data; the store's own order is by id, so they leave no trace in it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import xxhash
+
+from slipway.inputs.user_function import Values
+from slipway.system import files
+from slipway.system.contract import Contract
+
+SHARD_ROWS = 1024
+SHARD_BYTES = 64 << 20
+SHARD_SECONDS = 10.0  # of work that a kill may cost, where images are slow
+
+
+class FinishedRow(NamedTuple):
+    """A row whose pixels are stored, or are to be stored with its shard."""
+
+    number: int  # in the table sorted by id
+    num_bytes: int  # of the stored image
+    digest: bytes  # of the stored image, by `digest_of`
+    jpeg: bytes | None  # None where the pixels are in their place already
+    values: Values  # of the transform
+
+
+class Shard(Contract):
+    """A marker: numbers of the rows, where their JPEGs end in the file beside it, and what the transform found."""
+
+    numbers: list[int]
+    jpeg_sizes: list[int]  # 0 for a row stored as pixels
+    values: list[Values]
+    digest: str
+
+    def digest_with(self, digests: Sequence[bytes]) -> str:
+        """The digest of this marker and of its rows' images."""
+        return xxhash.xxh3_128_hexdigest(files.canonical_json(self.model_dump(exclude={"digest"})).encode() + b"".join(digests))
+
+
+def digest_of(image: Any) -> bytes:
+    """XXH3 of an image's stored bytes: against damage, not against an attacker."""
+    return xxhash.xxh3_128_digest(image)
+
+
+def read_shards(folder: Path, stored_pixels: Callable[[int], Any]) -> Iterator[tuple[Path, Shard]]:
+    """The undamaged shards with the path of their JPEG file; the files of damaged ones are removed.
+
+    `stored_pixels` gives the bytes of a row that is stored as pixels.
+    """
+    seen: set[int] = set()
+    for marker in sorted(folder.glob("*.json")):
+        shard = _undamaged(marker, stored_pixels)
+        if shard is None or not seen.isdisjoint(shard.numbers):
+            marker.unlink()
+            marker.with_suffix(".jpeg").unlink(missing_ok=True)
+            continue
+        seen.update(shard.numbers)
+        yield marker.with_suffix(".jpeg"), shard
+
+
+def _undamaged(marker: Path, stored_pixels: Callable[[int], Any]) -> Shard | None:
+    try:
+        shard = Shard.model_validate(json.loads(marker.read_bytes()))
+        payload = memoryview(marker.with_suffix(".jpeg").read_bytes() if any(shard.jpeg_sizes) else b"")
+        digests, begin = [], 0
+        for number, size in zip(shard.numbers, shard.jpeg_sizes, strict=True):
+            digests.append(digest_of(payload[begin : begin + size] if size else stored_pixels(number)))
+            begin += size
+    except (OSError, ValueError, IndexError):
+        return None
+    return shard if shard.digest_with(digests) == shard.digest else None
+
+
+class ShardWriter:
+    """Collects finished rows and completes a shard at a time on a thread of its own, while the next one is filled."""
+
+    def __init__(self, folder: Path, pixel_files: Sequence[Path]) -> None:
+        self._folder, self._pixel_files = folder, pixel_files
+        self._next = 1 + max((int(path.stem) for path in folder.glob("*.json")), default=-1)
+        self._rows: list[FinishedRow] = []
+        self._num_bytes = 0
+        self._begin = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-shard")
+        self._pending: Future[None] | None = None
+
+    def add(self, row: FinishedRow) -> None:
+        """Take one row; OSError of an earlier shard that could not be written."""
+        self._rows.append(row)
+        self._num_bytes += row.num_bytes
+        if len(self._rows) >= SHARD_ROWS or self._num_bytes >= SHARD_BYTES or time.monotonic() - self._begin >= SHARD_SECONDS:
+            self._complete()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Complete what was begun, also when the work stops here: the next run goes on from there."""
+        try:
+            if self._rows:
+                self._complete()
+            self._wait()
+        finally:
+            self._thread.shutdown()
+
+    def _complete(self) -> None:
+        self._wait()
+        self._pending = self._thread.submit(_write_shard, self._folder / f"{self._next:06d}.json", self._rows, self._pixel_files)
+        self._next, self._rows, self._num_bytes, self._begin = self._next + 1, [], 0, time.monotonic()
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+def _write_shard(marker: Path, rows: list[FinishedRow], pixel_files: Sequence[Path]) -> None:
+    for path in pixel_files:
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    jpegs = [row.jpeg or b"" for row in rows]
+    if any(jpegs):
+        files.write_bytes(marker.with_suffix(".jpeg"), b"".join(jpegs))
+    shard = Shard(
+        numbers=[row.number for row in rows], jpeg_sizes=[len(jpeg) for jpeg in jpegs], values=[row.values for row in rows], digest=""
+    )
+    digest = shard.digest_with([row.digest for row in rows])
+    files.write_json(marker, shard.model_copy(update={"digest": digest}).model_dump())

@@ -1,0 +1,51 @@
+"""In which form images are stored: how large in each split, and whether as pixels or as JPEG.
+
+Only training images are ever larger or lossy. Validation and test rows are the very pixels that the service makes of the
+same bytes, which the certificate compares.
+"""
+
+from typing import Literal
+
+from slipway.config.sections import PrecomputeParams
+from slipway.inputs.images import ImageContract, TransformContract
+from slipway.inputs.user_function import code_digest
+from slipway.system.contract import Contract
+
+
+class StoreForm(Contract):
+    """What the network takes, and what differs from it in the training split."""
+
+    network: ImageContract
+    train_size_px: int
+    encoding: Literal["raw", "jpeg"]
+    jpeg_quality: int | None  # null for raw
+
+    def stored(self, split: str) -> ImageContract:
+        """How the images of a split are made."""
+        return self.network.model_copy(update={"size_px": self.train_size_px}) if split == "train" else self.network
+
+    def is_jpeg(self, split: str) -> bool:
+        """Whether a split is stored as JPEG."""
+        return split == "train" and self.encoding == "jpeg"
+
+
+def store_form(params: PrecomputeParams, max_pixels: int) -> StoreForm:
+    """The form that `params` ask for; the errors of `user_function.code_digest` if their transform is not there."""
+    transform = None
+    if params.transform is not None:
+        transform = TransformContract(function=params.transform, sha256=code_digest(params.transform))
+    network = ImageContract(
+        kind="images",
+        size_px=params.image_size_px,
+        channels=params.channels,
+        fit=params.fit,
+        interpolation=params.interpolation,
+        max_pixels=max_pixels,
+        transform=transform,
+    )
+    return StoreForm(
+        network=network,
+        train_size_px=params.train_size_px or params.image_size_px,
+        encoding=params.encoding,
+        jpeg_quality=params.jpeg_quality if params.encoding == "jpeg" else None,
+    )

@@ -1,0 +1,47 @@
+"""What the rows of a split are to be answered with, as the packed store holds it: one way for images and tables."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from slipway.data.engine.rows import PACKED_ROWS
+from slipway.data.store.packed import TargetScale
+from slipway.system.contract import Task, is_classification
+from slipway.system.errors import DataError
+
+
+def class_names(rows: pa.Table, task: Task) -> list[str]:
+    """Every class of `rows` (`rows.SPLIT_ROWS`), in the order of its index; none for a numeric target."""
+    return sorted(pc.unique(rows["label"]).to_pylist()) if is_classification(task) else []
+
+
+def targets_of(rows: pa.Table, classes: list[str]) -> NDArray[np.float64]:
+    """(N,) class indices, or the numbers themselves where there are no classes."""
+    found = pc.index_in(rows["label"], pa.array(classes, pa.string())) if classes else rows["target"]
+    return np.asarray(found.to_numpy(), np.float64)
+
+
+def target_scale(targets: NDArray[np.float64]) -> TargetScale:
+    """Of the training split; DataError if all of its targets are equal, or too large to be standardised."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        std = float(targets.std())
+    if std == 0:
+        raise DataError(f"all {len(targets)} targets of the training split are {targets[0]:g}, expected different numbers. Add data.")
+    if not np.isfinite(std):
+        raise DataError(
+            f"the {len(targets)} targets of the training split have the standard deviation {std:g}: they are too large. Use a larger unit."
+        )
+    return TargetScale(mean=float(targets.mean()), std=std)
+
+
+def packed_rows(rows: pa.Table, targets: NDArray[np.float64]) -> pa.Table:
+    """`rows.PACKED_ROWS` of `rows.SPLIT_ROWS`; a row without a weight counts 1."""
+    columns = {
+        "id": rows["id"],
+        "source": rows["source"],
+        "target": targets,
+        "weight": pc.fill_null(rows["weight"], 1.0),
+        "leaked": rows["leaked"],
+    }
+    return pa.table(columns, schema=PACKED_ROWS)

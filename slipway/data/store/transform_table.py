@@ -1,0 +1,46 @@
+"""What a user's transform found on each image: `transform.parquet` beside the pixels, one row per image, in the same order."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slipway.inputs.user_function import Values
+from slipway.system import files
+from slipway.system.errors import DataError
+
+TRANSFORM_TABLE = "transform.parquet"
+_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+
+
+def write_transform_table(store: Path, ids: Mapping[str, pa.ChunkedArray], values: Mapping[str, list[Values]]) -> None:
+    """Write the table of each split; its columns are id and every name that occurs in any split, null where it is not given.
+
+    DataError naming every column whose values are of different types.
+    """
+    schema = _schema([found for split in values.values() for found in split])
+    for split, found in values.items():
+        columns = {name: [row.get(name) for row in found] for name in schema.names[1:]}
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": ids[split], **columns}, schema=schema), sink)
+        files.write_bytes(store / split / TRANSFORM_TABLE, sink.getvalue().to_pybytes())
+
+
+def _schema(values: list[Values]) -> pa.Schema:
+    found: dict[str, set[type]] = {}
+    for row in values:
+        for name, value in row.items():
+            found.setdefault(name, set()).add(type(value))
+    problems = [f"  {name}: {', '.join(sorted(kind.__name__ for kind in kinds))}" for name, kinds in found.items() if _type(kinds) is None]
+    problems += ["  id: the name is taken"] if "id" in found else []
+    if problems:
+        raise DataError("precompute.transform gives values of different types under one name:\n" + "\n".join(problems) + "\nMend it.")
+    columns = [pa.field(name, _type(kinds)) for name, kinds in sorted(found.items())]
+    return pa.schema([pa.field("id", pa.string(), nullable=False), *columns])
+
+
+def _type(kinds: set[type]) -> pa.DataType | None:
+    if kinds == {int, float}:
+        return pa.float64()
+    return _TYPES[next(iter(kinds))] if len(kinds) == 1 else None

@@ -1,0 +1,1 @@
+"""Cleaning and packing of tables: cells, column types, duplicate rows."""

@@ -1,0 +1,298 @@
+"""Cleaning a table: every cell is read as its column's kind, and what breaks a rule is named by row and column, in one pass.
+
+Nothing is repaired or dropped in silence: kept + quarantined == read. The result depends on the content of the table, not on the
+order of its rows and columns.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.config.sections import CleanParams, DataParams
+from slipway.data.engine.rows import ROWS
+from slipway.data.engine.scratch_arrays import order_of, parts_of, taken
+from slipway.data.engine.scratch_tables import scratch_array, stored
+from slipway.data.images.cleaning import Cleaned
+from slipway.data.rules.outliers import robust_deviations
+from slipway.data.rules.report import ColumnSummary
+from slipway.data.sources.raw_tables import RawColumn, RawTable
+from slipway.data.tables.cells import BAD, DIGEST_BYTES, GOOD, TypedColumn, hex_strings, is_missing, row_digests, shown_cell, typed_column
+from slipway.data.tables.column_rules import dropped_columns
+from slipway.data.tables.column_types import ColumnGuess, column_type, column_types, columns_yaml
+from slipway.data.tables.duplicate_rows import judge_twins, refuse_duplicates
+from slipway.data.tables.files import CELL_TYPES, ID_COLUMN, cell_schema
+from slipway.data.tables.ledger import BadCell, Ledger
+from slipway.data.tables.source import ID_DIGITS, identified_columns
+from slipway.data.tables.targets import Annotations, annotate
+from slipway.inputs.columns import MAX_TEXT, ColumnType
+from slipway.system.errors import DataError
+
+_WRITTEN_ROWS = 1 << 14  # at a time
+
+
+@dataclass(frozen=True)
+class CleanedTable:
+    """The result: `cleaned` as for images; `cells` of the kept rows in the same order, typed; and what was said of the columns."""
+
+    cleaned: Cleaned
+    cells: pa.Table  # ID_COLUMN and the inputs: float64 (dates: days since 1970 UTC), bool or string, null where missing
+    types: list[ColumnType]  # of the inputs
+    ledger: Ledger
+    columns: list[ColumnSummary]
+    columns_yaml: str
+
+
+@dataclass(frozen=True)
+class _Input:
+    type: ColumnType
+    typed: TypedColumn
+    present: NDArray[np.bool_]  # (N,) good and not beyond a bound
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """(N,) equal for equal cells, 0 for those that are not present."""
+        keys = scratch_array((len(self.present),), np.int64)
+        for part in parts_of(len(keys)):
+            keys[part] = np.where(self.present[part], self.typed.keys[part], 0)
+        return keys
+
+
+def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedTable:
+    """Read, check and compare every row; DataError if the columns are not those that the params name."""
+    check_columns(raw, data)
+    ledger = Ledger(raw.numbers)
+    annotations = annotate(raw, data, clean, ledger)
+    guesses = column_types({name: raw.columns[name] for name in input_names(raw, data)}, data.columns)
+    inputs = [_read_input(raw, guess, data, clean, ledger) for guess in guesses if guess.kind != "ignore"]
+    _refuse_all_missing(inputs, clean, ledger)
+    _find_outliers(inputs, annotations, raw.columns[data.target_column], clean, ledger)
+    insisted = frozenset(name for name, said in data.columns.items() if said.kind != "ignore")
+    dropped, noted = dropped_columns([column.typed for column in inputs], annotations, ledger.alive, clean.rules, insisted)
+    ignored = {guess.name: guess.reason for guess in guesses if guess.kind == "ignore"}
+    kept = [column for column in inputs if column.type.name not in dropped]
+    if not kept:
+        raise DataError(_no_inputs(ignored | dropped))
+    order, rows = _compare(raw, data, clean, kept, annotations, ledger)
+    return CleanedTable(
+        cleaned=Cleaned(rows, ledger.quarantine(raw.malformed), raw.num_read),
+        cells=_cells(kept, order, rows),
+        types=[column.type for column in kept],
+        ledger=ledger,
+        columns=_summaries(raw, guesses, inputs, ignored | dropped, noted),
+        columns_yaml=columns_yaml(
+            [column_type(guess, data.columns.get(guess.name)) for guess in guesses if guess.kind != "ignore"], ignored
+        ),
+    )
+
+
+def input_names(raw: RawTable, data: DataParams) -> list[str]:
+    """Every column that may be an input."""
+    special = {data.target_column, data.group_column, data.time_column, data.weight_column, data.split_column}
+    return [name for name in raw.columns if name not in special]
+
+
+def check_columns(raw: RawTable, data: DataParams) -> None:
+    """DataError naming every column of the params that the table lacks or that cannot be what they say."""
+    keys = {f"data.{key}": getattr(data, key) for key in ("target_column", "group_column", "time_column", "weight_column", "split_column")}
+    named = {key: name for key, name in keys.items() if name is not None}
+    problems = [f"  {key} is {name!r}, {_hint(name, raw)}" for key, name in named.items() if name not in raw.columns]
+    problems += [f"  data.columns names {name!r}, {_hint(name, raw)}" for name in data.columns if name not in raw.columns]
+    twice = {name: [key for key, other in named.items() if other == name] for name in named.values()}
+    problems += [f"  {' and '.join(uses)} are both {name!r}, expected different columns" for name, uses in twice.items() if len(uses) > 1]
+    special = [name for name in named.values() if name in data.columns]
+    problems += [f"  data.columns names {name!r}, which is no input but {twice[name][0]}" for name in dict.fromkeys(special)]
+    if ID_COLUMN in raw.columns:
+        problems.append(f"  the name {ID_COLUMN!r} is Slipway's own; rename that column")
+    if problems and len(raw.columns) == 1:
+        problems.append("  There is one column only: in a CSV the header's names are separated by commas, semicolons or tabs.")
+    if problems:
+        raise DataError(f"{data.path!r} has the columns {', '.join(raw.columns) or 'none'}.\n" + "\n".join(problems))
+    if not raw.num_read:
+        raise DataError(f"{data.path!r} has a header and no rows. Add rows.")
+
+
+def _hint(name: str, raw: RawTable) -> str:
+    same = [column for column in raw.columns if column.lower() == name.strip().lower()]
+    close = same or get_close_matches(name, list(raw.columns), n=1, cutoff=0.5)
+    return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
+
+
+def _no_inputs(reasons: dict[str, str]) -> str:
+    lines = "\n".join(f"  {name}: {reason}" for name, reason in reasons.items())
+    return f"no column is left as an input:\n{lines}\nAdd columns, or name the kind of one of these in data.columns."
+
+
+def _read_input(raw: RawTable, guess: ColumnGuess, data: DataParams, clean: CleanParams, ledger: Ledger) -> _Input:
+    column = column_type(guess, data.columns.get(guess.name), clean.rules.out_of_range != "off")
+    typed = typed_column(raw.columns[guess.name], column.kind)
+    bad, beyond = typed.cell_states == BAD, _beyond(typed, column)
+    for rows, rule, action in ((bad, "type_violation", clean.rules.type_violation), (beyond, "out_of_range", clean.rules.out_of_range)):
+        ledger.apply_to_cells(action, _bad_cells(typed, column, rows, rule))
+        for row in np.flatnonzero(rows) if action != "refuse" else ():
+            ledger.correct(int(row), f"{column.name}: {shown_cell(typed.raw, int(row))} -> missing")
+    present = (typed.cell_states == GOOD) & ~beyond
+    if column.required:
+        has_reason = (bad & (clean.rules.type_violation == "refuse")) | (beyond & (clean.rules.out_of_range == "refuse"))
+        ledger.apply_to_cells("refuse", _bad_cells(typed, column, ~present & ~has_reason, "missing_value"))
+    return _Input(column, typed, present)
+
+
+def _beyond(typed: TypedColumn, column: ColumnType) -> NDArray[np.bool_]:
+    beyond = np.zeros(len(typed.values), bool)
+    if column.min is not None:
+        beyond |= typed.values.astype(np.float64) < column.min
+    if column.max is not None:
+        beyond |= typed.values.astype(np.float64) > column.max
+    return taken(beyond, typed.raw.codes)
+
+
+def _bad_cells(typed: TypedColumn, column: ColumnType, rows: NDArray[np.bool_], rule: str) -> list[BadCell]:
+    expected = _expected(column)
+    return [_cell(typed.raw, int(row), rule, expected) for row in np.flatnonzero(rows)]
+
+
+def _cell(raw: RawColumn, row: int, rule: str, expected: str) -> BadCell:
+    return BadCell(row, raw.name, rule, shown_cell(raw, row), expected)
+
+
+def _expected(column: ColumnType) -> str:
+    if column.kind != "number":
+        return {"category": f"UTF-8 text of at most {MAX_TEXT} characters", "boolean": "true or false", "date": "a date as ISO 8601 text"}[
+            column.kind
+        ]
+    bounds = [f"at least {column.min:g}"] if column.min is not None else []
+    bounds += [f"at most {column.max:g}"] if column.max is not None else []
+    return " ".join(["a finite number", " and ".join(bounds)]).strip()
+
+
+def _refuse_all_missing(inputs: Sequence[_Input], clean: CleanParams, ledger: Ledger) -> None:
+    present = np.zeros(len(ledger.alive), bool)
+    for column in inputs:
+        present |= column.present
+    rows = np.flatnonzero(~present & ledger.alive)
+    ledger.apply(clean.rules.all_missing, "all_missing", ((int(row), "no input has a value") for row in rows))
+
+
+def _find_outliers(inputs: Sequence[_Input], annotations: Annotations, target: RawColumn, clean: CleanParams, ledger: Ledger) -> None:
+    """Numbers of the inputs and the target that are far from those of the other rows that nothing else refused."""
+    if clean.rules.outlier == "off":
+        return
+    alive = ledger.alive.copy()  # the same rows for every column, whatever is refused on the way
+    numbers = [(column.typed.raw, column.typed.cells, column.present & alive) for column in inputs if column.type.kind == "number"]
+    if annotations.targets is not None:
+        numbers.append((target, annotations.targets, alive))
+    for raw, cells, present in numbers:
+        rows = np.flatnonzero(present)
+        median, deviations = robust_deviations(cells[rows].astype(np.float64))
+        expected = f"within {clean.outlier_deviations:g} robust deviations of the median {median:g}"
+        far = rows[deviations > clean.outlier_deviations]
+        ledger.apply_to_cells(clean.rules.outlier, [_cell(raw, int(row), "outlier", expected) for row in far])
+
+
+def _compare(
+    raw: RawTable, data: DataParams, clean: CleanParams, inputs: Sequence[_Input], annotations: Annotations, ledger: Ledger
+) -> tuple[NDArray[np.int64], pa.Table]:
+    """What is left when the rows have been compared with each other, by id: their positions, and `rows.ROWS`."""
+    alive = np.flatnonzero(ledger.alive)
+    found, num_bytes = row_digests(identified_columns(raw, data), alive)
+    digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
+    for part in parts_of(len(alive)):
+        digests[alive[part]] = found[part]
+    refuse_duplicates(found, alive, ledger)
+    clusters = judge_twins([column.keys for column in inputs], annotations, digests, clean.rules, ledger)
+    left = np.flatnonzero(ledger.alive)
+    words = taken(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
+    order = taken(left, order_of(*words.T))
+    return order, _rows(order, digests, clusters, num_bytes, annotations, ledger)
+
+
+def _rows(
+    order: NDArray[np.int64],
+    digests: NDArray[np.uint8],
+    clusters: dict[int, int],
+    num_bytes: int,
+    annotations: Annotations,
+    ledger: Ledger,
+) -> pa.Table:
+    names = {row: digests[first].tobytes().hex()[:ID_DIGITS] for row, first in clusters.items()}
+    flags = _lists({row: sorted(rules) for row, rules in ledger.flagged.items()}, order)
+    corrections = _lists(ledger.corrections, order)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts_of(len(order), _WRITTEN_ROWS):
+            rows = order[part]
+            columns = {
+                "id": hex_strings(digests[rows, : ID_DIGITS // 2]),
+                "source": pa.array(ledger.numbers[rows]).cast(pa.string()),
+                "label": _taken(annotations.labels, rows),
+                "target": _taken(annotations.targets, rows),
+                "group": _taken(annotations.groups, rows),
+                "time": _taken(annotations.times, rows),
+                "weight": _taken(annotations.weights, rows),
+                "given_split": _taken(annotations.given_splits, rows),
+                "cluster": [names.get(row) for row in rows.tolist()],
+                "width": pa.nulls(len(rows), pa.int32()),
+                "height": pa.nulls(len(rows), pa.int32()),
+                "bytes": np.full(len(rows), num_bytes),
+                "sha256": hex_strings(digests[rows]),
+                "flags": flags[part],
+                "corrections": corrections[part],
+            }
+            yield from pa.table(columns, schema=ROWS).to_batches()
+
+    return stored(batches(), ROWS)
+
+
+def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
+    """A list for each of the rows at `order`, most of them empty."""
+    position = {int(order[index]): int(index) for index in np.flatnonzero(np.isin(order, list(texts)))}
+    rows = sorted(position, key=position.__getitem__)
+    lengths = np.zeros(len(order) + 1, np.int32)
+    for row in rows:
+        lengths[position[row] + 1] = len(texts[row])
+    flat = [text for row in rows for text in texts[row]]
+    return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), pa.array(flat, pa.string()))
+
+
+def _taken(values: NDArray[np.float64] | NDArray[np.object_] | None, order: NDArray[np.int64]) -> NDArray[np.generic] | pa.Array:
+    return pa.nulls(len(order)) if values is None else values[order]
+
+
+def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -> pa.Table:
+    """The typed inputs of the rows at `order`, null where a value is missing."""
+    schema = cell_schema([column.type for column in inputs])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts_of(len(order), _WRITTEN_ROWS):
+            columns: list[pa.Array | pa.ChunkedArray] = [rows["id"][part]]
+            for column in inputs:
+                values = column.typed.cells[order[part]]
+                values = values.astype(bool) if column.type.kind == "boolean" else values
+                columns.append(pa.array(values, CELL_TYPES[column.type.kind], mask=~column.present[order[part]]))
+            yield from pa.table(columns, schema=schema).to_batches()
+
+    return stored(batches(), schema)
+
+
+def _summaries(
+    raw: RawTable, guesses: Sequence[ColumnGuess], inputs: Sequence[_Input], ignored: dict[str, str], noted: dict[str, str]
+) -> list[ColumnSummary]:
+    """Of every column that may be an input, in the order of the file."""
+    missing = {column.type.name: int((~column.present).sum()) for column in inputs}
+    return [
+        ColumnSummary(
+            name=guess.name,
+            kind="ignore" if guess.name in ignored else guess.kind,
+            missing=missing.get(guess.name, _num_missing(raw.columns[guess.name])),
+            note=ignored.get(guess.name, noted.get(guess.name, "")),
+        )
+        for guess in guesses
+    ]
+
+
+def _num_missing(raw: RawColumn) -> int:
+    return int(np.append(is_missing(raw), True)[raw.codes].sum())

@@ -1,0 +1,97 @@
+"""Columns that are no inputs after all: without variation, copies of another, or copies of the target.
+
+A copy of the target is leakage: the network would answer what it was told. It is always dropped and named, unless
+`data.columns` names it as an input.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.config.sections import RuleParams
+from slipway.data.tables.cells import TypedColumn
+from slipway.data.tables.targets import Annotations
+from slipway.system.files import sha256_bytes
+
+_EXACT = 1e-9  # of a standard deviation: what rounding leaves of an exact line
+_ROWS_PER_CLASS = 10  # in fewer rows a column may tell the classes apart by chance
+_MIN_ROWS = 20
+
+
+def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -> dict[str, str]:
+    """Names and reasons of those with one value only; a column that is sometimes missing has two."""
+    found = {}
+    for column in columns:
+        keys = column.keys[alive]
+        if keys.size and (keys == keys[0]).all():
+            found[column.raw.name] = f"every row has {column.shown(int(np.flatnonzero(alive)[0]))}"
+    return found
+
+
+def duplicate_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -> dict[str, str]:
+    """Names and reasons of those that are equal to one before them."""
+    first: dict[tuple[str, str], list[TypedColumn]] = {}
+    found = {}
+    for column in columns:
+        alike = first.setdefault((column.kind, sha256_bytes(column.keys[alive].data)), [])
+        twin = next((other for other in alike if _same_cells(column, other, alive)), None)
+        if twin is not None:
+            found[column.raw.name] = f"equal to {twin.raw.name!r} in every row"
+        else:
+            alike.append(column)
+    return found
+
+
+def _same_cells(one: TypedColumn, other: TypedColumn, alive: NDArray[np.bool_]) -> bool:
+    if one.kind == "category":
+        return bool((one.cells[alive] == other.cells[alive]).all())
+    return bool(np.array_equal(one.cells[alive].astype(float), other.cells[alive].astype(float), equal_nan=True))
+
+
+def leaking_columns(columns: Sequence[TypedColumn], annotations: Annotations, alive: NDArray[np.bool_]) -> dict[str, str]:
+    """Names and reasons of those that are the target, an exact line of it, or other names of the classes."""
+    if alive.sum() < _MIN_ROWS:
+        return {}
+    if annotations.labels is not None:
+        _, classes = np.unique(annotations.labels[alive].astype(str), return_inverse=True)
+        names_it = [column.raw.name for column in columns if tells_classes(column.keys[alive], classes)]
+        return dict.fromkeys(names_it, "leakage: its values are other names of the classes")
+    assert annotations.targets is not None
+    targets = annotations.targets[alive]
+    numbers = [column for column in columns if column.kind != "category"]
+    on_line = [column.raw.name for column in numbers if _is_line(column.cells[alive].astype(float), targets)]
+    return dict.fromkeys(on_line, "leakage: it is the target, or an exact line of it")
+
+
+def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
+    """Whether a column's keys (N,) are other names of the classes (N,)."""
+    num_classes, num_keys = int(classes.max()) + 1, len(np.unique(keys))
+    if num_keys != num_classes or num_classes < 2 or len(keys) < num_classes * _ROWS_PER_CLASS:
+        return False
+    return len(np.unique(keys * num_classes + classes)) == num_classes
+
+
+def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
+    present = ~np.isnan(cells)
+    if present.sum() < _MIN_ROWS:
+        return False
+    cells, targets = cells[present], targets[present]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        one, other = (values / np.abs(values).max() for values in (cells - cells.mean(), targets - targets.mean()))
+        slope = (one @ other) / (one @ one)
+        return bool(np.abs(other - slope * one).max() < _EXACT)
+
+
+def dropped_columns(
+    columns: Sequence[TypedColumn], annotations: Annotations, alive: NDArray[np.bool_], rules: RuleParams, insisted: frozenset[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(dropped, noted): names and reasons of the columns that are no inputs, and of those that are, but suspicious."""
+    leaking = leaking_columns(columns, annotations, alive)
+    dropped = {name: reason for name, reason in leaking.items() if name not in insisted}
+    noted = {name: reason for name, reason in leaking.items() if name in insisted}
+    for action, find in ((rules.constant_column, constant_columns), (rules.duplicate_column, duplicate_columns)):
+        if action != "off":
+            left = [column for column in columns if column.raw.name not in dropped]
+            (dropped if action == "refuse" else noted).update(find(left, alive))
+    return dropped, noted

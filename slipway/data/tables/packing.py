@@ -1,0 +1,99 @@
+"""Packing a table: the typed cells of the split rows become one float32 matrix per split.
+
+They are encoded by the very function that the service encodes a request with. See `slipway.data.store.packed` for the reader.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from slipway.config.sections import PrecomputeParams
+from slipway.data.store.packed import SPLITS, PackedManifest, PackedSplitManifest, write_manifest, write_split
+from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
+from slipway.data.tables.column_fitting import fit_columns
+from slipway.data.tables.files import ID_COLUMN
+from slipway.inputs.columns import ColumnContract, ColumnType, encode
+from slipway.system.contract import Task
+from slipway.system.errors import CellError, DataError, IntegrityError
+
+
+def pack_table(
+    rows: pa.Table, cells: pa.Table, types: Sequence[ColumnType], params: PrecomputeParams, task: Task, root: Path
+) -> ColumnContract:
+    """Fill the folder `root` with a packed store of `rows` (`rows.SPLIT_ROWS`), whose typed cells are in `cells` under their ids.
+
+    Raises IntegrityError if they are not the cells of these rows, and DataError if a column cannot be encoded.
+    """
+    rows = rows.sort_by("id")
+    cells = _cells_of(rows, cells)
+    contract = fit_columns(cells, np.asarray(pc.equal(rows["split"], "train").to_numpy()), types, params)
+    classes = class_names(rows, task)
+    targets = targets_of(rows, classes)
+    manifests = {}
+    for split in SPLITS:
+        chosen = pc.equal(rows["split"], split)
+        manifests[split] = _write(root / split, rows.filter(chosen), cells.filter(chosen), targets[chosen.to_numpy()], contract)
+    manifest = PackedManifest(
+        format_version=2,
+        task=task,
+        input=contract,
+        classes=classes,
+        mean=[],
+        std=[],
+        target_scale=None if classes else target_scale(targets[pc.equal(rows["split"], "train").to_numpy()]),
+        splits=manifests,
+    )
+    write_manifest(root, manifest)
+    return contract
+
+
+def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float32]:
+    """(N, width) float32 from typed cells; DataError if a number is too large."""
+    columns = {column.name: _as_sequence(cells[column.name]) for column in contract.columns}
+    try:
+        return encode(columns, contract)
+    except CellError as error:
+        largest = max(abs(value) for value in pc.min_max(cells[error.column].cast(pa.float64())).as_py().values())
+        raise DataError(f"{error}: up to {largest:g}. Give the column a min and max in data.columns, or ignore it.") from error
+
+
+def rare_categories(cells: pa.Table, contract: ColumnContract, max_categories: int) -> list[str]:
+    """What `max_categories` leaves out of each column of the typed `cells`, as sentences."""
+    found = []
+    for column in contract.categorical:
+        if len(column.categories) < max_categories:
+            continue
+        present = cells[column.name].drop_null()
+        others = present.filter(pc.invert(pc.is_in(present, pa.array(column.categories))))
+        if len(others):
+            found.append(
+                f"{column.name}: {pc.count_distinct(others).as_py():,} of its {pc.count_distinct(present).as_py():,} categories, in "
+                f"{len(others):,} rows, count as missing: precompute.max_categories is {max_categories}"
+            )
+    return found
+
+
+def _as_sequence(column: pa.ChunkedArray) -> list[str | None] | NDArray[np.float64]:
+    if pa.types.is_string(column.type):
+        texts: list[str | None] = column.to_pylist()
+        return texts
+    return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())
+
+
+def _cells_of(rows: pa.Table, cells: pa.Table) -> pa.Table:
+    positions = pc.index_in(rows["id"].combine_chunks(), cells[ID_COLUMN].combine_chunks())
+    if positions.null_count:
+        raise IntegrityError(
+            f"{positions.null_count} of {rows.num_rows} rows have no cells in data/clean. Run `dvc repro --force clean split`."
+        )
+    return cells.take(positions)
+
+
+def _write(root: Path, rows: pa.Table, cells: pa.Table, targets: NDArray[np.float64], contract: ColumnContract) -> PackedSplitManifest:
+    root.mkdir()
+    np.save(root / "inputs.npy", encode_cells(cells, contract), allow_pickle=False)
+    return write_split(root, packed_rows(rows, targets), contract.shape)

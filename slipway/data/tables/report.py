@@ -1,0 +1,49 @@
+"""`reports/clean.json` of a table: the same record as of a folder of images, with the columns."""
+
+from slipway.config.sections import CleanParams, DataParams
+from slipway.data.rules.report import CleanReport, RuleCount, class_counts, correction_counts, rule_counts, target_summary
+from slipway.data.rules.rules import TABLE_RULES, table_not_checked
+from slipway.data.tables.cleaning import CleanedTable
+from slipway.system.contract import is_classification
+
+
+def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> CleanReport:
+    """What the rules found, and what is left."""
+    rows, refused = table.cleaned.rows, table.cleaned.quarantine
+    skipped = table_not_checked(data, clean)
+    classes = is_classification(data.task)
+    return CleanReport(
+        read=table.cleaned.num_read,
+        kept=rows.num_rows,
+        refused=rule_counts(refused["rule"], refused["source"], refused["detail"], refused["severity"], TABLE_RULES)
+        if refused.num_rows
+        else {},
+        flagged=_flagged(table.ledger.flags()),
+        corrections=correction_counts(rows["corrections"]),
+        classes=class_counts(rows["label"]) if classes else None,
+        target=None if classes else target_summary(rows["target"].to_numpy()),
+        checks=sorted(set(TABLE_RULES) - set(skipped)),
+        not_checked=dict(sorted(skipped.items())),
+        columns=table.columns,
+    )
+
+
+def column_notes(table: CleanedTable, page: str) -> str:
+    """Where the columns' kinds are written down, with a line for each column that is no input."""
+    dropped = [f"  {column.name or repr('')}: {column.note}" for column in table.columns if column.kind == "ignore"]
+    return "\n".join([f"\nthe columns' kinds are in {page}{'; no inputs:' if dropped else ''}", *dropped])
+
+
+def conflict_hint(table: CleanedTable) -> str:
+    """What to do where equal inputs with different answers are many, "" where there are none."""
+    rules = set(table.cleaned.quarantine["rule"].to_pylist())
+    if not rules & {"conflicting_label", "conflicting_target"}:
+        return ""
+    return "\nWhere equal inputs have different answers by nature, set clean.rules.conflicting_label to flag."
+
+
+def _flagged(flags: list[tuple[str, str, str]]) -> dict[str, RuleCount]:
+    if not flags:
+        return {}
+    rules, sources, details = zip(*flags, strict=True)
+    return rule_counts(rules, sources, details, ["flag"] * len(flags), TABLE_RULES)

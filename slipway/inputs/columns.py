@@ -1,0 +1,278 @@
+"""The one way from a table's row to the numbers a network takes, for training and for serving.
+
+A column contract is fitted on the training split alone and travels in the bundle: kinds, bounds, categories, means,
+scales and what stands for a missing value. `read_row` refuses what the contract does not allow, under the name of a rule;
+`encode` turns typed columns into one float32 matrix. A value such as the data never had (a new category, a missing value where none
+was missing) is refused, never guessed. Where only rows outside the training split lack values (or have categories of their own), the
+network could not learn a sign for it: they take the place of the training rows' median, or of their commonest category.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.system.contract import Contract
+from slipway.system.errors import CellError
+
+Kind = Literal["number", "category", "boolean", "date"]
+MAX_TEXT = 256  # characters of a category
+_SECONDS_PER_DAY = 86400
+_SHOWN_CATEGORIES = 8
+_BLOCK_ROWS = 1 << 14
+
+
+class ColumnType(Contract):
+    """What a column holds, inferred or as the user says."""
+
+    name: str
+    kind: Kind
+    required: bool  # a missing value is refused
+    min: float | None  # for numbers: smaller ones are refused
+    max: float | None
+
+
+class Column(ColumnType):
+    """A column as it was fitted on the training split."""
+
+    has_missing: bool  # training rows lack values here (or have unknown ones): a missing one is allowed and has a sign of its own
+    categories: list[str]  # by code - 1, code 0 is missing or unknown; empty for other kinds
+    mean: float  # of the numbers (dates: days since 1970 UTC; booleans: 0 and 1); 0 for categories
+    std: float  # above 0; 1 for categories
+    fill: float  # the median: what a missing value becomes; 0 for categories
+    quantiles: list[float]  # increasing, of numbers and dates, in the column's own unit; a network may cut its range there
+    # Only rows outside the training split lack values here: a missing (or unknown) one is allowed and becomes `fill`, or code 1.
+    imputed: bool = False
+
+    @property
+    def takes_missing(self) -> bool:
+        """Whether a missing value, or a category that is not in `categories`, is allowed."""
+        return self.has_missing or self.imputed
+
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The code of each category, from 1."""
+        return {category: position for position, category in enumerate(self.categories, start=1)}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A contract as arrays, so that a row is encoded with the same few calls whatever the number of its columns."""
+
+    names: list[str]  # of the numbers, booleans and dates
+    fills: NDArray[np.float64]  # (numeric,) like the next two
+    means: NDArray[np.float64]
+    stds: NDArray[np.float64]
+    indicated: NDArray[np.intp]  # positions in `names`
+    categorical: list[Column]
+
+
+class ColumnContract(Contract):
+    """What a network takes: float32, laid out (rows, width).
+
+    First one standardised value for each number, boolean and date, in the order of `columns`; then 0 or 1 for each of these that
+    `has_missing`, 1 where it is missing; then the code of each category, a whole number from 0 to len(categories).
+    """
+
+    kind: Literal["columns"]
+    columns: list[Column]
+
+    @property
+    def numeric(self) -> list[Column]:
+        """Numbers, booleans and dates, in the order of their values."""
+        return [column for column in self.columns if column.kind != "category"]
+
+    @property
+    def indicated(self) -> list[Column]:
+        """Those of `numeric` that have an indicator, in its order."""
+        return [column for column in self.numeric if column.has_missing]
+
+    @property
+    def categorical(self) -> list[Column]:
+        """Categories, in the order of their codes."""
+        return [column for column in self.columns if column.kind == "category"]
+
+    @property
+    def shape(self) -> tuple[int]:
+        """(width,) of one row."""
+        return (len(self.layout.names) + len(self.layout.indicated) + len(self.layout.categorical),)
+
+    @cached_property
+    def layout(self) -> _Layout:
+        """What `encode` takes of it."""
+        numeric = self.numeric
+        return _Layout(
+            names=[column.name for column in numeric],
+            fills=np.array([column.fill for column in numeric], np.float64),
+            means=np.array([column.mean for column in numeric], np.float64),
+            stds=np.array([column.std for column in numeric], np.float64),
+            indicated=np.flatnonzero([column.has_missing for column in numeric]),
+            categorical=self.categorical,
+        )
+
+    @property
+    def dtype(self) -> type[np.float32]:
+        """Of the encoded rows."""
+        return np.float32
+
+
+Cell = float | str | None  # a typed value: category as text, everything else as a number; None is missing
+
+
+def listed_rows(content: Mapping[str, Any]) -> list[Any] | None:
+    """The rows of an object whose only key is `rows`, with a list; None for one that is a row itself."""
+    rows = content.get("rows")
+    return rows if list(content) == ["rows"] and isinstance(rows, list) else None
+
+
+def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell]:
+    """The typed cells of one JSON object; CellError naming the column and the rule that it breaks.
+
+    Numbers are JSON numbers, categories strings, booleans true and false, dates ISO 8601 strings. null, or no key at all, is missing.
+    """
+    known = {column.name for column in contract.columns}
+    for name in row:
+        if name not in known:
+            raise CellError("unknown_column", str(name)[:80], f"there is no such column{_hint(name, known)}"[:1000])
+    return {column.name: read_cell(row.get(column.name), column) for column in contract.columns}
+
+
+def read_cell(value: Any, column: Column) -> Cell:
+    """One JSON value as a typed cell; CellError if the column does not take it."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if column.required or not column.takes_missing:
+            raise CellError("missing_value", column.name, f"a value is missing, expected {_expected(column)}")
+        return None
+    cell = _typed(value, column)
+    if isinstance(cell, str):
+        if cell not in column.codes and not column.takes_missing:
+            raise CellError("unknown_category", column.name, f"found {cell[:80]!r}, expected {_expected(column)}")
+        return cell
+    if (column.min is not None and cell < column.min) or (column.max is not None and cell > column.max):
+        raise CellError("out_of_range", column.name, f"found {cell:g}, expected {_expected(column)}")
+    return cell
+
+
+def encode(columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: ColumnContract) -> NDArray[np.float32]:
+    """(rows, width) float32 from typed columns: lists of cells, or float64 arrays with NaN where a number is missing.
+
+    CellError if a value is beyond float32's range once it is standardised.
+    """
+    num_rows = len(columns[contract.columns[0].name]) if contract.columns else 0
+    encoded = np.empty((num_rows, *contract.shape), np.float32)
+    for begin in range(0, num_rows, _BLOCK_ROWS):  # what lies between is in 64 bits: never of all rows at once
+        block = slice(begin, begin + _BLOCK_ROWS)
+        numbers = [np.array(columns[name][block], np.float64) for name in contract.layout.names]  # None becomes NaN
+        codes = [_codes(columns[column.name][block], column) for column in contract.layout.categorical]
+        _fill(encoded[block], numbers, codes, contract.layout)
+    return encoded
+
+
+def encode_rows(rows: Sequence[Mapping[str, Cell]], contract: ColumnContract) -> NDArray[np.float32]:
+    """(rows, width) float32 from what `read_row` gave."""
+    encoded = np.empty((len(rows), *contract.shape), np.float32)
+    numbers = [[row[name] for row in rows] for name in contract.layout.names]
+    codes = [_codes([row[column.name] for row in rows], column) for column in contract.layout.categorical]
+    _fill(encoded, numbers, codes, contract.layout)
+    return encoded
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """By letters in any case alone: it costs no more than the list of names, whatever was sent."""
+    meant = sorted(column for column in known if column.strip().lower() == name.strip().lower()) if len(name) <= MAX_TEXT else []
+    return f"; did you mean {meant[0]!r}?" if meant else f", expected {', '.join(sorted(known))}"
+
+
+def _fill(
+    encoded: NDArray[np.float32],
+    numbers: Sequence[Sequence[Cell] | NDArray[np.float64]],
+    codes: Sequence[NDArray[np.float32]],
+    layout: _Layout,
+) -> None:
+    """Write (rows, width) from the rows of each number, None or NaN where one is missing, and of each category."""
+    end = len(numbers)
+    matrix = np.array(numbers, np.float64).reshape(end, len(encoded)).T  # (rows, numeric)
+    missing = np.isnan(matrix)
+    with np.errstate(over="ignore"):
+        encoded[:, :end] = (np.where(missing, layout.fills, matrix) - layout.means) / layout.stds
+    finite = np.isfinite(encoded[:, :end])
+    if not finite.all():
+        first = int(np.argmin(finite.all(axis=0)))
+        raise CellError("out_of_range", layout.names[first], "a number is too large to be standardised in 32 bits")
+    encoded[:, end : end + len(layout.indicated)] = missing[:, layout.indicated]
+    for position, column in enumerate(codes, start=end + len(layout.indicated)):
+        encoded[:, position] = column
+
+
+def days_since_1970(moment: datetime) -> float:
+    """A date as a number; without a time zone it is UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp() / _SECONDS_PER_DAY
+
+
+def read_date(text: str) -> float:
+    """Days since 1970 UTC from ISO 8601; ValueError if it is none."""
+    return days_since_1970(datetime.fromisoformat(text.strip()))
+
+
+def _codes(cells: Sequence[Cell] | NDArray[Any], column: Column) -> NDArray[np.float32]:
+    unknown = 0 if column.has_missing else 1  # without it only imputed columns come here with an unknown one
+    return np.array([unknown if cell is None else column.codes.get(str(cell), unknown) for cell in cells], dtype=np.float32)
+
+
+def _typed(value: Any, column: Column) -> float | str:
+    if column.kind == "category" and isinstance(value, str):
+        text = value.strip()
+        if len(text) <= MAX_TEXT:
+            return text
+    elif column.kind == "boolean" and isinstance(value, bool):
+        return float(value)
+    elif column.kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = _float(value)
+        if math.isfinite(number):
+            return number
+    elif column.kind == "date" and isinstance(value, (str, date)):
+        try:
+            return read_date(value if isinstance(value, str) else value.isoformat())
+        except (ValueError, OverflowError):
+            pass
+    shown = repr(value[:80]) if isinstance(value, str) else str(value)[:80]  # in quotes what is text, and nothing else
+    if isinstance(value, str) and _would_fit(value, column):
+        shown = f"the text {shown}"  # quotes alone are easily overlooked
+    raise CellError("type_violation", column.name, f"found {shown}, expected {_expected(column)}")
+
+
+def _would_fit(text: str, column: Column) -> bool:
+    """Whether it is a number, or a boolean, that came as text."""
+    if column.kind == "boolean":
+        return text.strip().lower() in ("true", "false")
+    try:
+        return column.kind == "number" and len(text) <= MAX_TEXT and math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def _expected(column: Column) -> str:
+    if column.kind == "category":
+        shown = ", ".join(column.categories[:_SHOWN_CATEGORIES])
+        return f"one of {len(column.categories)} categories: {shown}{', ...' * (len(column.categories) > _SHOWN_CATEGORIES)}"
+    if column.kind == "boolean":
+        return "true or false"
+    if column.kind == "date":
+        return "a date as ISO 8601 text, such as 2026-11-20 or 2026-11-20T12:00:00Z"
+    bounds = [f"at least {column.min:g}"] if column.min is not None else []
+    bounds += [f"at most {column.max:g}"] if column.max is not None else []
+    return " ".join(["a finite number", " and ".join(bounds)]).strip()

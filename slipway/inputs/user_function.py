@@ -1,0 +1,126 @@
+"""A function of the user's, named "package.module:function": its code is digested before anything of it runs.
+
+The digest covers the .py files of the function's module, or of its whole package if it is in one: what it imports from
+elsewhere is not covered. `load` imports the code only if it has the expected digest.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from slipway.system.errors import ImageError, IntegrityError, ParamsError, UnavailableError
+
+Scalar = bool | int | float | str
+Values = dict[str, Scalar]
+ImageFunction = Callable[[Image.Image], Image.Image | tuple[Image.Image, Values]]
+_RULE = "transform_failed"
+_loaded: dict[str, str] = {}  # module or package -> the digest it had when it was imported
+
+
+def code_digest(function: str) -> str:
+    """Hex SHA-256 over the names and contents of the function's .py files; nothing of them is run.
+
+    ParamsError if the name has another form, UnavailableError if there is no such module.
+    """
+    module, _ = _split(function)
+    root, files = _source_files(module, function)
+    digest = hashlib.sha256()
+    for path in files:
+        name, content = path.relative_to(root).as_posix().encode(), path.read_bytes()
+        digest.update(b"%d %b %d " % (len(name), name, len(content)) + content)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=16)
+def load(function: str, sha256: str) -> ImageFunction:
+    """The function, if its code has the digest `sha256`; otherwise IntegrityError, before any of it is run.
+
+    UnavailableError if it cannot be imported, or if this process has imported an older version of it.
+    """
+    module, name = _split(function)
+    found = code_digest(function)
+    if found != sha256:
+        raise IntegrityError(
+            f"the code of {function} has the SHA-256 {found[:16]}..., expected {sha256[:16]}...: it changed since it was used. "
+            "Put the code back that was used then, or run `dvc repro` with the code as it is."
+        )
+    package = module.partition(".")[0]
+    if _loaded.setdefault(package, sha256) != sha256:
+        raise UnavailableError(f"this process has already imported an older version of {package}. Start it again.")
+    try:
+        loaded = getattr(importlib.import_module(module), name)
+    except AttributeError:
+        raise UnavailableError(f"{module} has no function {name!r}, which {function} names. Write it, or correct the name.") from None
+    except Exception as error:
+        raise UnavailableError(f"{function} cannot be imported: {type(error).__name__}: {error}. Mend or install what it needs.") from error
+    if not callable(loaded):
+        raise UnavailableError(f"{function} is {type(loaded).__name__}, expected a function of one image.")
+    return loaded  # type: ignore[no-any-return]
+
+
+def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Values]:
+    """The image that the function makes of `image`, and what it found: {} if it returns an image alone.
+
+    ImageError with the rule `transform_failed` if it raises or returns something else; otherwise as `load`.
+    """
+    loaded = load(function, sha256)
+    try:
+        answer = loaded(image)
+    except Exception as error:
+        raise ImageError(_RULE, f"{function} raised {type(error).__name__}: {error}") from error
+    made, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
+    if not isinstance(made, Image.Image) or not isinstance(values, dict):
+        raise ImageError(_RULE, f"{function} returned {_kind(answer)}, expected an image, or an image and a dict")
+    if min(made.size) == 0:
+        raise ImageError(_RULE, f"{function} returned an image of {made.width}x{made.height} pixels")
+    return made, {str(key): _scalar(function, key, value) for key, value in values.items()}
+
+
+def _scalar(function: str, key: object, value: object) -> Scalar:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, Scalar) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ImageError(_RULE, f"{function} returned {key}={value!r}, expected a finite number, a text, True or False")
+    return value
+
+
+def _kind(answer: object) -> str:
+    return f"({', '.join(type(part).__name__ for part in answer)})" if isinstance(answer, tuple) else type(answer).__name__
+
+
+def _split(function: str) -> tuple[str, str]:
+    module, _, name = function.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise ParamsError(f"{function!r} is no name of a function, expected 'package.module:function', such as 'transforms.faces:crop'.")
+    return module, name
+
+
+def _source_files(module: str, function: str) -> tuple[Path, list[Path]]:
+    """The folder that names are relative to, and the files, by name. Finding a top-level package imports nothing."""
+    importlib.invalidate_caches()
+    package, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module without a spec, such as __main__
+        spec = None
+    folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    if spec and not folders and not rest and spec.origin and spec.origin.endswith(".py"):
+        return Path(spec.origin).parent, [Path(spec.origin)]
+    for folder in folders:
+        if (rest and folder.joinpath(*rest).with_suffix(".py").is_file()) or folder.joinpath(*rest, "__init__.py").is_file():
+            return folder, sorted(_python_files(folder))
+    raise UnavailableError(
+        f"{function} names the module {module}, which is not there as Python code. "
+        "Put it into the folder transforms/, install it, or correct precompute.transform."
+    )
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*.py") if path.is_file())

@@ -1,0 +1,1 @@
+"""Scores, ROC-AUC, calibration error and paired bootstrap, in NumPy."""

@@ -1,0 +1,43 @@
+"""A bundle's graph to an engine with its passport: what `stages/compile.py` and a rebuild on another machine share."""
+
+from pathlib import Path
+
+from slipway.artifacts.bundle import LoadedBundle
+from slipway.artifacts.engine_manifest import FORMAT_VERSION, EngineRequest, Passport, write_engine
+from slipway.runtimes.runtime import this_machine
+from slipway.runtimes.tensorrt import BuildRequest, build_engine_apart
+from slipway.system import files
+
+
+def compile_engine(folder: Path, bundle: LoadedBundle, request: EngineRequest, timing_cache: Path, module: str = "tensorrt") -> Passport:
+    """Build what was requested for the GPU that is here, with the TensorRT of that `module`, into `folder`.
+
+    EngineError in TensorRT's own words, or if its process crashed. Timings are taken from `timing_cache` and left there.
+    """
+    variant = request.requested.variant
+    model = bundle.model_bytes(variant)
+    build = BuildRequest(
+        model=model,
+        input_name=bundle.manifest.input_name,
+        row_shape=bundle.manifest.input.shape,
+        precision=request.requested.precision,
+        profile=request.profile,
+        workspace_bytes=request.workspace_mib << 20,
+        timing_cache=timing_cache.read_bytes() if timing_cache.exists() else b"",
+    )
+    built = build_engine_apart(module, build)
+    files.write_bytes(timing_cache, built.timing_cache)
+    passport = Passport(
+        format_version=FORMAT_VERSION,
+        engine_sha256=files.sha256_bytes(built.plan),
+        model_sha256=bundle.manifest.models[variant].sha256,
+        bundle_digest=bundle.digest,
+        profile=request.profile,
+        workspace_mib=request.workspace_mib,
+        machine=this_machine(),
+        requested=request.requested,
+        actual=request.requested.model_copy(update={"precision": built.precision}),
+        precision_read_from=built.precision_read_from,
+    )
+    write_engine(folder, built.plan, passport)
+    return passport

@@ -1,0 +1,169 @@
+"""An engine for the machine that is here, from a bundle that was compiled elsewhere, certified on the bundle's canary rows.
+
+`python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT` is the process that the service starts; `python -m stages.compile` does the same
+where there is no params.yaml. What to build is in the passport or receipt in ENGINE. REBUILT then holds an engine with its passport
+and `target_certificate.json`, by which alone it is served. Refused: a bundle without canary rows, an engine that answers them otherwise.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.engine_manifest import PASSPORT, EngineRequest, Machine, read_request
+from slipway.artifacts.golden_rows import CanaryResult, check_canary
+from slipway.artifacts.uncertainty import Answers
+from slipway.runtimes.compilation import compile_engine
+from slipway.runtimes.runtime import EngineRunner, open_engine, why_unavailable
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import EngineError, IntegrityError, LockedError, SlipwayError, UnavailableError
+
+FORMAT_VERSION = 1
+CERTIFICATE = "target_certificate.json"
+_TIMINGS = "timing.cache"
+_NICENESS = 10
+_LOCK_POLL_S = 0.5
+
+
+class TargetCertificate(Contract):
+    """The content of `target_certificate.json`: an engine that was built where it runs answers the canary rows as fp32 did."""
+
+    format_version: Literal[1]
+    bundle_digest: str  # hex SHA-256 of bundle.json
+    engine_digest: str  # hex SHA-256 of the engine's passport.json
+    canary_sha256: str
+    machine: Machine
+    execution: Execution
+    canary: CanaryResult
+
+
+def rebuild_engine(bundle_root: Path, engine_root: Path, rebuilt: Path, module: str = "tensorrt") -> TargetCertificate:
+    """Build and certify what was requested in `engine_root`, into `rebuilt`; one that is there already and fits is kept.
+
+    SlipwayError if that is not possible here, or the engine is not what fp32 is; what was in `rebuilt` before then stays.
+    """
+    bundle = load_bundle(bundle_root)
+    bundle.verify()
+    request = read_request(engine_root)
+    if bundle.manifest.canary is None:
+        raise UnavailableError("the bundle has no canary rows to certify an engine on. Set export.canary_rows, and run `dvc repro`.")
+    reason = why_unavailable("tensorrt")
+    if reason:
+        raise UnavailableError(f"no engine can be built here: {reason}.")
+    with _turn(rebuilt):
+        certificate = _existing(rebuilt, bundle)
+        return certificate or _build(rebuilt, bundle, request, module)
+
+
+def open_rebuilt(rebuilt: Path, bundle: LoadedBundle) -> tuple[EngineRunner, TargetCertificate]:
+    """The engine that was built here, and its certificate.
+
+    UnavailableError where there is none, EngineError where it is for another bundle or machine, IntegrityError where a file was altered.
+    """
+    certificate = read_target_certificate(rebuilt)
+    if certificate.bundle_digest != bundle.digest:
+        raise EngineError(f"the engine in {rebuilt} is of bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}.")
+    return open_engine(rebuilt, bundle, certificate.engine_digest), certificate
+
+
+def read_target_certificate(rebuilt: Path) -> TargetCertificate:
+    """UnavailableError where there is none, IntegrityError where it is not as it was written, EngineError if it is not understood."""
+    path = rebuilt / CERTIFICATE
+    try:
+        content = json.loads(path.read_bytes())
+        digest = content.pop("digest")
+    except FileNotFoundError:
+        raise UnavailableError(f"{rebuilt} holds no engine that was built here.") from None
+    except (ValueError, KeyError, AttributeError) as error:
+        raise IntegrityError(f"{path} was altered: {error}. Remove {rebuilt}, and the engine is built again.") from None
+    if content.get("format_version") != FORMAT_VERSION:
+        raise EngineError(f"{path} has format version {content.get('format_version')!r}, this Slipway reads version {FORMAT_VERSION}.")
+    if digest != files.digest_json(content):
+        raise IntegrityError(f"{path} was altered: its `digest` is of something else. Remove {rebuilt}, and the engine is built again.")
+    try:
+        return TargetCertificate.model_validate(content)
+    except ValidationError as error:
+        raise EngineError(f"{path} is not a valid certificate: {error}.") from error
+
+
+def answer_canary(run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int) -> CanaryResult | None:
+    """How `run` answers the bundle's canary rows, None if there are none; ParityError beyond the variant's budget."""
+    rows, canary = bundle.canary_rows(), bundle.manifest.canary
+    if rows is None or canary is None:
+        return None
+    found = [run(rows.inputs[start : start + batch_size]) for start in range(0, len(rows.ids), batch_size)]
+    outputs, scores = zip(*found, strict=True)
+    return check_canary(Answers(np.concatenate(outputs), np.concatenate(scores)), rows, canary.budgets[variant])
+
+
+def _build(rebuilt: Path, bundle: LoadedBundle, request: EngineRequest, module: str) -> TargetCertificate:
+    with files.new_directory(rebuilt) as folder:
+        timings = rebuilt / _TIMINGS
+        if timings.exists():
+            files.write_bytes(folder / _TIMINGS, timings.read_bytes())
+        passport = compile_engine(folder, bundle, request, folder / _TIMINGS, module)
+        runner = open_engine(folder, bundle)
+        result = answer_canary(runner.run, runner.actual.variant, bundle, passport.profile.largest)
+        assert result is not None
+        assert bundle.manifest.canary is not None
+        certificate = TargetCertificate(
+            format_version=FORMAT_VERSION,
+            bundle_digest=bundle.digest,
+            engine_digest=files.sha256_file(folder / PASSPORT),
+            canary_sha256=bundle.manifest.canary.sha256,
+            machine=passport.machine,
+            execution=runner.actual,
+            canary=result,
+        )
+        content = certificate.model_dump(mode="json")
+        files.write_json(folder / CERTIFICATE, content | {"digest": files.digest_json(content)})
+    return certificate
+
+
+def _existing(rebuilt: Path, bundle: LoadedBundle) -> TargetCertificate | None:
+    """The certificate of an engine that another process of this service has built meanwhile."""
+    try:
+        return open_rebuilt(rebuilt, bundle)[1]
+    except SlipwayError:
+        return None
+
+
+@contextmanager
+def _turn(rebuilt: Path) -> Iterator[None]:
+    """Wait until no other process builds there: each worker of a service asks for a rebuild, one of them builds."""
+    path = rebuilt.with_name(f"{rebuilt.name}.lock")
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(files.lock(path, "a rebuild"))
+                break
+            except LockedError:
+                time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def main(arguments: list[str], module: str = "tensorrt") -> int:
+    """What the process does: 0, or 1 with one line on stderr."""
+    os.nice(_NICENESS)
+    try:
+        bundle, engine, rebuilt = map(Path, arguments)
+        rebuild_engine(bundle, engine, rebuilt, module)
+    except (SlipwayError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,305 @@
+"""The one seam array-in, array-out: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT behind the same call.
+
+`stages/verify.py` and the service run models through here and nowhere else. What was asked for is
+what runs: a provider that cannot load is refused with its reason, never replaced; an engine whose
+passport does not fit is refused. onnxruntime and tensorrt are imported when they are used.
+"""
+
+import ctypes
+import importlib
+import threading
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.bundle import SCORE_NAME, LoadedBundle
+from slipway.artifacts.certificate import Execution
+from slipway.artifacts.engine_manifest import Machine, Passport, Profile, check_machine, check_origin, read_passport, read_plan
+from slipway.artifacts.uncertainty import Answers
+from slipway.runtimes.cpu_int8 import weight_bits
+from slipway.runtimes.cuda import CudaDevice, describe_gpu
+from slipway.runtimes.engine_cache import EngineKey, engines_of
+from slipway.runtimes.memfd import path_or_bytes
+from slipway.runtimes.tensorrt import check_precision
+from slipway.system.errors import BundleError, EngineError, UnavailableError
+
+ONNX_TENSORRT = "onnxruntime_tensorrt"  # ONNX Runtime's TensorRT provider, told apart from TensorRT itself
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# TF32 keeps 10 of fp32's 23 bits, and CUDA would use it without being asked.
+_PROVIDER_OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
+
+
+class Runner(Protocol):
+    """A model that is loaded and answers."""
+
+    actual: Execution
+
+    def run(self, batch: NDArray[Any]) -> Answers:
+        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
+        ...
+
+
+class OnnxRunner:
+    """A graph in ONNX Runtime. `run` may be called from several threads."""
+
+    def __init__(self, session: Any, actual: Execution) -> None:
+        self.actual = actual
+        self._session = session
+        self._input: str = session.get_inputs()[0].name
+        self._outputs: list[str] = [session.get_outputs()[0].name, SCORE_NAME]
+
+    def run(self, batch: NDArray[Any]) -> Answers:
+        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
+        return Answers(*self._session.run(self._outputs, {self._input: batch}))
+
+
+class Device(Protocol):
+    """Where an engine's memory is; `CudaDevice`, or a fake in tests."""
+
+    stream: int
+
+    def allocate(self, num_bytes: int) -> int: ...
+    def free(self, addresses: list[int]) -> None: ...
+    def upload(self, address: int, array: NDArray[Any]) -> None: ...
+    def download(self, address: int, array: NDArray[np.float32]) -> None: ...
+    def wait(self) -> None: ...
+
+
+class EngineRunner:
+    """A TensorRT engine with memory for its largest batch. Threads take turns in `run`."""
+
+    def __init__(self, engine: Any, bundle: LoadedBundle, passport: Passport, device: Device) -> None:
+        manifest = bundle.manifest
+        self.actual = passport.actual
+        self._names = _tensor_names(bundle)
+        self._engine = engine  # the context works on it, so it has to live as long
+        self._context = engine.create_execution_context()
+        if self._context is None:
+            raise EngineError("TensorRT made no execution context: not enough GPU memory. Free some, or lower export.max_batch_size.")
+        self._device = device
+        self._largest = passport.profile.largest
+        self._columns = max(len(manifest.output.labels), 1)
+        self._dtype = np.dtype(manifest.input.dtype)
+        row_bytes = int(np.prod(manifest.input.shape)) * self._dtype.itemsize
+        number = np.dtype(np.float32).itemsize
+        self._addresses = [device.allocate(self._largest * size) for size in (row_bytes, self._columns * number, number)]
+        for name, address in zip(self._names, self._addresses, strict=True):
+            self._context.set_tensor_address(name, address)
+        self._turn = threading.Lock()
+        weakref.finalize(self, device.free, self._addresses).atexit = False  # at exit the driver takes all back
+
+    def run(self, batch: NDArray[Any]) -> Answers:
+        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
+        if not 1 <= len(batch) <= self._largest:
+            raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
+        if batch.dtype != self._dtype:  # its bytes would be read as something else
+            raise ValueError(f"a batch of {batch.dtype}, the engine takes {self._dtype}")
+        answers = Answers(np.empty((len(batch), self._columns), dtype=np.float32), np.empty(len(batch), dtype=np.float32))
+        with self._turn:
+            self._device.upload(self._addresses[0], np.ascontiguousarray(batch))
+            if not self._context.set_input_shape(self._names[0], batch.shape) or not self._context.execute_async_v3(self._device.stream):
+                raise EngineError(
+                    f"TensorRT did not run a batch of shape {batch.shape}. Compile the engine again (dvc repro --force compile)."
+                )
+            for address, answer in zip(self._addresses[1:], answers, strict=True):
+                self._device.download(address, answer)
+            self._device.wait()
+        return answers
+
+
+def why_unavailable(provider: str) -> str | None:
+    """Why nothing can run on `provider` here, or None if it can.
+
+    "cpu", "cuda" and "onnxruntime_tensorrt" are ONNX Runtime's, "tensorrt" is an engine without it.
+    """
+    import onnxruntime
+
+    if provider == "tensorrt":
+        return _why_no_cuda_driver() or _why_no_tensorrt()
+    if provider == ONNX_TENSORRT:
+        return _why_no_cuda_driver() or _why_no_tensorrt() or _why_no_tensorrt_provider()
+    if provider not in _PROVIDERS:
+        return f"unknown provider {provider!r}, expected one of {', '.join(_PROVIDERS)}, tensorrt, {ONNX_TENSORRT}"
+    if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
+        return f"this build of onnxruntime has no {_PROVIDERS[provider]}; install onnxruntime-gpu"
+    # The list above names what was compiled in, not what can load: the driver decides.
+    return _why_no_cuda_driver() if provider == "cuda" else None
+
+
+def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_threads: int) -> OnnxRunner:
+    """Load a graph from its verified bytes. UnavailableError if `provider` cannot run, BundleError if the graph is bad.
+
+    `num_threads` 0 lets ONNX Runtime take every core.
+    """
+    import onnxruntime
+
+    if provider not in _PROVIDERS:
+        raise UnavailableError(f"ONNX Runtime was asked for the provider {provider!r}, it has {', '.join(_PROVIDERS)}.")
+    _require(provider)
+    if provider == "cuda":
+        onnxruntime.preload_dlls()  # finds the CUDA libraries that came as wheels
+    # Nodes that CUDA lacks may run on the CPU inside the session; the session as a whole may not move there.
+    names: list[Any] = [(_PROVIDERS[provider], _PROVIDER_OPTIONS[provider])]
+    if provider != "cpu":
+        names.append(_PROVIDERS["cpu"])
+    session = _open_session(model, names, num_threads, f"the {variant} graph on {provider}")
+    return OnnxRunner(session, Execution(backend="onnxruntime", provider=provider, precision=precision, variant=variant))
+
+
+def open_onnx_tensorrt(bundle: LoadedBundle, variant: str, profile: Profile, cache: Path, num_threads: int) -> OnnxRunner:
+    """Load a graph in ONNX Runtime's TensorRT provider: its engine is built now, for minutes, or was before and lies below `cache`.
+
+    UnavailableError where that provider cannot run, or cannot run this variant as it is; EngineError and IntegrityError where
+    what lies in the cache is not this very model's engine for this very machine.
+    """
+    import onnxruntime
+
+    entry = bundle.manifest.models[variant]
+    if entry.precision == "fp32":
+        raise UnavailableError("ONNX Runtime's TensorRT provider computes fp32 in TF32 and has no option against it; compile an engine.")
+    if "tensorrt" not in entry.meant_for:
+        raise UnavailableError(f"variant {variant!r} is not meant for TensorRT, but for {', '.join(entry.meant_for)}.")
+    model = bundle.model_bytes(variant)
+    _require(ONNX_TENSORRT)
+    machine = this_machine().model_dump(include={"tensorrt_version", "gpu", "compute_capability"})
+    key = EngineKey(
+        model_sha256=entry.sha256, precision=entry.precision, profile=profile, onnxruntime_version=onnxruntime.__version__, **machine
+    )
+    with engines_of(cache, key) as folder:
+        names: list[Any] = [("TensorrtExecutionProvider", _tensorrt_options(bundle, key, folder))]
+        names += [("CUDAExecutionProvider", _PROVIDER_OPTIONS["cuda"]), "CPUExecutionProvider"]
+        session = _open_session(model, names, num_threads, f"the {variant} graph on {ONNX_TENSORRT}")
+        runner = OnnxRunner(session, Execution(backend="onnxruntime", provider="tensorrt", precision=entry.precision, variant=variant))
+        runner.run(np.zeros((profile.smallest, *bundle.manifest.input.shape), dtype=bundle.manifest.input.dtype))  # builds, at the latest
+    return runner
+
+
+def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dict[str, str]:
+    """Without a flag for a precision, the provider builds a strongly typed network: the graph's own (microsoft/onnxruntime#18707)."""
+    row = "x".join(str(size) for size in bundle.manifest.input.shape)
+    shapes = {"min": key.profile.smallest, "opt": key.profile.optimal, "max": key.profile.largest}
+    return {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(folder),
+        "trt_engine_cache_prefix": key.model_sha256[:32],  # without it, two models of one architecture have one name
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(folder),
+    } | {f"trt_profile_{name}_shapes": f"{bundle.manifest.input_name}:{size}x{row}" for name, size in shapes.items()}
+
+
+def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
+    """A session of ONNX Runtime on the first of `providers`, each (name, options) or a name; UnavailableError if it chose another."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves the cores to the server
+    if weight_bits() == 7:  # else sums of int8 saturate; with VNNI it would take the speed that int8 gains, and change nothing
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    # TensorRT's provider would name its engines after a file.
+    source = path_or_bytes(model) if providers[0][0] == _PROVIDERS["cpu"] else nullcontext(model)
+    try:
+        with source as given:
+            session = onnxruntime.InferenceSession(given, sess_options=options, providers=providers)
+    except Exception as error:
+        raise BundleError(f"ONNX Runtime cannot load {what}: {error}") from error
+    found, wanted = session.get_providers()[0], providers[0][0]
+    if found != wanted:
+        raise UnavailableError(f"{wanted} was asked for {what}, but ONNX Runtime chose {found}. Check the CUDA and cuDNN libraries.")
+    return session
+
+
+def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) -> EngineRunner:
+    """Load the engine in `root` for this bundle; `certified` is the digest of the only passport that will do.
+
+    UnavailableError where there is no engine, no GPU or no TensorRT; EngineError where its passport does not fit
+    the bundle's graph, this TensorRT or this GPU; IntegrityError where the engine or its passport was altered or swapped.
+    """
+    passport = read_passport(root, certified)
+    check_origin(passport, bundle)
+    plan = read_plan(root, passport)
+    check_machine(passport, this_machine())
+    import tensorrt
+
+    runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise EngineError(f"TensorRT {tensorrt.__version__} cannot load the engine in {root}. Run `dvc repro --force compile`.")
+    takes = {np.uint8: tensorrt.DataType.UINT8, np.float32: tensorrt.DataType.FLOAT}[bundle.manifest.input.dtype]
+    _check_tensors(engine, bundle, (takes, tensorrt.DataType.FLOAT, tensorrt.DataType.FLOAT))
+    _check_profile(engine, bundle, passport)
+    check_precision(tensorrt, engine, passport.actual.precision)
+    return EngineRunner(engine, bundle, passport, CudaDevice())
+
+
+def this_machine() -> Machine:
+    """The GPU, CUDA and TensorRT that an engine would run on here; UnavailableError if there is none."""
+    _require("tensorrt")
+    import tensorrt
+
+    return Machine(tensorrt_version=tensorrt.__version__, **describe_gpu())
+
+
+def _tensor_names(bundle: LoadedBundle) -> tuple[str, str, str]:
+    return bundle.manifest.input_name, bundle.manifest.output_name, SCORE_NAME
+
+
+def _check_tensors(engine: Any, bundle: LoadedBundle, kinds: tuple[Any, Any, Any]) -> None:
+    names = _tensor_names(bundle)
+    found = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+    if found != set(names):
+        raise EngineError(f"the engine has the tensors {sorted(found)}, expected {sorted(names)}. Run `dvc repro --force compile`.")
+    for name, kind in zip(names, kinds, strict=True):
+        if engine.get_tensor_dtype(name) != kind:
+            raise EngineError(f"the engine's tensor {name!r} is {engine.get_tensor_dtype(name)}, expected {kind}. Compile it again.")
+
+
+def _check_profile(engine: Any, bundle: LoadedBundle, passport: Passport) -> None:
+    profile = passport.profile
+    expected = [(size, *bundle.manifest.input.shape) for size in (profile.smallest, profile.optimal, profile.largest)]
+    found = [tuple(shape) for shape in engine.get_tensor_profile_shape(bundle.manifest.input_name, 0)]
+    if found != expected:
+        raise EngineError(f"the engine's profile is {found}, its passport says {expected}. Run `dvc repro --force compile`.")
+
+
+def _require(provider: str) -> None:
+    reason = why_unavailable(provider)
+    if reason:
+        raise UnavailableError(f"provider {provider!r} was asked for and cannot run here: {reason}.")
+
+
+def _why_no_tensorrt() -> str | None:
+    for module in ("tensorrt", "cuda.bindings.runtime"):
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a wheel without its libraries raises whatever it likes
+            return f"the Python package {module} cannot be imported ({error}); install it with `pip install '.[gpu]'`"
+    return None
+
+
+def _why_no_tensorrt_provider() -> str | None:
+    import onnxruntime
+
+    if "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
+        return "this build of onnxruntime has no TensorRT provider; install onnxruntime-gpu"
+    try:
+        ctypes.CDLL("libnvinfer.so.10")  # what onnxruntime-gpu's provider is linked to; the package tensorrt has loaded it
+    except OSError:
+        return "onnxruntime-gpu needs TensorRT 10 (libnvinfer.so.10); install it with `pip install '.[gpu]'`"
+    return None
+
+
+def _why_no_cuda_driver() -> str | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver (libcuda.so.1 is not there)"
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "the NVIDIA driver finds no GPU"
+    return None

@@ -1,0 +1,211 @@
+"""ONNX to a TensorRT engine through the strongly typed API: one code path for TensorRT 10.13+ and 11.
+
+Precision comes from the graph alone: no builder flag lowers it, and TF32, which TensorRT would use for
+fp32 without being asked, is off. What came out is read back from the engine. The build runs in a process of its own, so a
+crash inside TensorRT is a message and not the end of the stage. Refused: a graph that the parser does not take, one of
+another precision than requested, an older TensorRT.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from slipway.artifacts.engine_manifest import Profile
+from slipway.system.errors import EngineError
+from slipway.system.parent_death import tether_to
+
+OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra asks for
+# From the lowest. TensorRT's own names of data types, and as its engine inspector writes them ("Row major linear FP16 format", "Half").
+_PRECISIONS = ["fp4", "int4", "fp8", "int8", "bf16", "fp16", "fp32"]
+_DATA_TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "INT4": "int4", "FP4": "fp4"}
+_INSPECTED = _DATA_TYPES | {"FP32": "fp32", "FP16": "fp16", "BFLOAT16": "bf16"}
+_WORD = re.compile(rf"\b({'|'.join(_INSPECTED)})\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build. `compute_capability` ("SM86") builds for a GPU that is not here, which only tensorrt_rtx can."""
+
+    model: bytes
+    input_name: str
+    row_shape: tuple[int, ...]  # height, width, channels of an image; the width of a table's row
+    precision: str  # of the graph: "fp32", "fp16", "int8"
+    profile: Profile
+    workspace_bytes: int
+    timing_cache: bytes = b""
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """A serialized engine, its precision, and TensorRT's timings, which make the next build quicker."""
+
+    plan: bytes
+    timing_cache: bytes
+    precision: str
+    precision_read_from: Literal["engine", "network"]  # of fused layers an engine does not tell the types inside
+
+
+def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
+    """Build with the module `trt`: `tensorrt`, or `tensorrt_rtx` as a check. EngineError with the parser's or builder's own words."""
+    _check_version(trt)
+    logger = _collecting_logger(trt)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse(request.model):
+        problems = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+        raise EngineError(
+            f"TensorRT {trt.__version__} does not take the graph: {problems}. Choose another compile.variant or export.opset."
+        )
+    precision = network_precision(network)
+    if precision != request.precision:
+        raise EngineError(f"the graph is of precision {precision}, {request.precision} was requested. Run `dvc repro export`.")
+    config = _configure(trt, builder, request)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise EngineError(f"TensorRT {trt.__version__} built no engine: {_last(logger.problems)} Try a larger compile.workspace_mib.")
+    cache = config.get_timing_cache()
+    return BuiltEngine(
+        plan=bytes(plan),
+        timing_cache=bytes(cache.serialize()) if cache else b"",
+        precision=precision,
+        precision_read_from="network" if request.compute_capability else _read_back(trt, logger, plan, precision),
+    )
+
+
+def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
+    """`build_engine` in a child process, with the TensorRT module of that name; EngineError also when the child crashes."""
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_build_and_send, args=(sending, module, request, os.getpid()), daemon=True)
+    child.start()
+    sending.close()
+    try:
+        answer = receiving.recv()
+    except EOFError:
+        answer = None
+    child.join()
+    if answer is None:
+        raise EngineError(f"the process that builds the engine {_how_it_ended(child.exitcode)}. Its last words are above.")
+    if isinstance(answer, str):
+        raise EngineError(answer)
+    engine: BuiltEngine = answer
+    return engine
+
+
+def network_precision(network: Any) -> str:
+    """The lowest precision of a tensor in a typed network, which is what a strongly typed engine computes in."""
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    kinds = (layer.get_output(index).dtype.name for layer in layers for index in range(layer.num_outputs))
+    return _lowest(_DATA_TYPES[kind] for kind in kinds if kind in _DATA_TYPES) or "fp32"
+
+
+def engine_precision(trt: Any, engine: Any) -> str | None:
+    """The lowest precision that TensorRT's inspector shows between the layers of an engine; None if it shows none."""
+    shown = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    formats = _values(json.loads(shown), "Format/Datatype")
+    return _lowest(_INSPECTED[word.upper()] for text in formats for word in _WORD.findall(text))
+
+
+def check_precision(trt: Any, engine: Any, expected: str) -> Literal["engine", "network"]:
+    """EngineError if the engine computes in less than `expected`; else whether that was seen in it, or follows from its network alone."""
+    found = engine_precision(trt, engine)
+    if found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected):
+        raise EngineError(f"the engine computes in {found}, {expected} was requested. Compile it again, or choose another compile.variant.")
+    return "engine" if found == expected else "network"
+
+
+def _read_back(trt: Any, logger: Any, plan: Any, precision: str) -> Literal["engine", "network"]:
+    engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
+    if engine is None:
+        raise EngineError(f"TensorRT {trt.__version__} cannot load the engine it has just built: {_last(logger.problems)}")
+    return check_precision(trt, engine, precision)
+
+
+def _lowest(precisions: Iterable[str]) -> str | None:
+    return min(precisions, key=_PRECISIONS.index, default=None)
+
+
+def _values(content: Any, name: str) -> Iterator[str]:
+    """Every text under the key `name`, however deep."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if key == name:
+                yield str(value)
+            else:
+                yield from _values(value, name)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _values(value, name)
+
+
+def _build_and_send(sending: Connection, module: str, request: BuildRequest, parent: int) -> None:
+    tether_to(parent)  # nobody would take what a build makes whose parent was killed
+    try:
+        sending.send(build_engine(importlib.import_module(module), request))
+    except (EngineError, ImportError) as error:
+        sending.send(str(error))
+
+
+def _check_version(trt: Any) -> None:
+    found = tuple(int(part) for part in trt.__version__.split(".")[:2])
+    if trt.__name__ == "tensorrt" and found < OLDEST:
+        raise EngineError(
+            f"TensorRT {trt.__version__} is installed, expected at least {OLDEST[0]}.{OLDEST[1]}. Run `pip install '.[gpu]'`."
+        )
+
+
+def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
+    config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the inspector shows no types
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
+    _restore_timings(config, request.timing_cache)
+    batches = (request.profile.smallest, request.profile.optimal, request.profile.largest)
+    profile = builder.create_optimization_profile()
+    profile.set_shape(request.input_name, *((batch, *request.row_shape) for batch in batches))
+    config.add_optimization_profile(profile)
+    if request.compute_capability:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, request.compute_capability), 0)
+    return config
+
+
+def _restore_timings(config: Any, saved: bytes) -> None:
+    """Use earlier timings; those of another GPU or TensorRT are left out, and the build only takes longer."""
+    cache = config.create_timing_cache(saved)
+    if cache is None or not config.set_timing_cache(cache, False):
+        config.set_timing_cache(config.create_timing_cache(b""), False)
+
+
+def _collecting_logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps errors, so that they come out in the exception and not as noise."""
+
+    class CollectingLogger(trt.ILogger):  # type: ignore[misc]  # the module is an argument
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.problems: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self.problems.append(message)
+
+    return CollectingLogger()
+
+
+def _last(problems: list[str]) -> str:
+    return f"{problems[-1].strip().rstrip('.')}." if problems else "it gave no reason."
+
+
+def _how_it_ended(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"

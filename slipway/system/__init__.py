@@ -1,0 +1,1 @@
+"""Files, errors, typed records, cores and memory: what every other room stands on."""

@@ -1,0 +1,323 @@
+"""Kept requests: what callers sent and what they were answered, in a bounded folder; this is its only reader and writer.
+
+FOLDER/BEGIN-RANDOM.jsonl    one segment: one JSON object and one line for each request
+
+Each writer appends to a segment of its own, so a killed one leaves at most one torn line, its last. Whole segments are removed,
+the oldest first. Nothing that a caller sent becomes part of a path. There is no index: finding a request reads all segments.
+"""
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AwareDatetime, ValidationError
+
+from slipway.artifacts.certificate import Execution
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import IntegrityError
+
+FORMAT_VERSION = 1
+REPLAYED = "replay-"  # how the ids of requests begin that a replay sends: they are not kept again
+_LARGEST_SEGMENT = 64 << 20  # bytes
+_SEGMENTS_PER_WRITER = 8  # at least: so much of the bound is lost at most when the oldest goes
+_SEGMENTS_PER_AGE = 24  # with an age limit a segment takes requests for this share of it
+_BEGIN = "%Y%m%dT%H%M%S.%fZ"
+_SEGMENT = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
+_FLOAT32 = np.dtype("<f4")
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class KeptRequest:
+    """One request that the model answered."""
+
+    request_id: str  # callers may choose it, so several requests can have the same
+    time: datetime  # UTC, when it was answered
+    bundle_digest: str  # hex SHA-256 of bundle.json
+    execution: Execution  # how the model ran
+    content_type: str  # with which `/predict` takes `payload` again
+    payload: bytes  # an encoded image, several as slipway.inputs.multipart writes them, or the JSON text of a row or several
+    is_list: bool  # whether it holds a list of rows, or several images
+    inputs_sha256: str  # of the pixels or encoded rows that the model took, as `digest_inputs` has it
+    outputs: dict[str, NDArray[np.float32]]  # (rows, ...) by the graph's output name, bit for bit
+    answers: list[dict[str, Any]]  # of each row, as the caller got it
+
+    @property
+    def model_version(self) -> str:
+        """As the answer has it."""
+        return self.bundle_digest[:12]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the request; 1 for an image."""
+        return len(self.answers)
+
+
+@dataclass(frozen=True)
+class DamagedLine:
+    """A line that is not what was written."""
+
+    segment: Path
+    line: int  # counted from 1
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line} of {self.segment} was altered: {self.reason}"
+
+
+class _Outputs(Contract):
+    shape: list[int]
+    float32: str  # base64 of the little-endian bytes in C order
+
+
+class _Line(Contract):
+    """A request on disk. `request_id` comes first, so that a line is found by its beginning."""
+
+    request_id: str
+    format_version: Literal[1]
+    time: AwareDatetime
+    model_version: str
+    bundle_digest: str
+    execution: Execution
+    content_type: str
+    is_list: bool
+    answers: list[dict[str, Any]]
+    outputs: dict[str, _Outputs]
+    inputs_sha256: str
+    sha256: str  # of the payload
+    payload: str  # base64
+
+
+def digest_inputs(inputs: NDArray[Any]) -> str:
+    """Hex SHA-256 of (rows, ...) decoded inputs: what tells whether two ways of decoding give the same pixels, bit for bit."""
+    return hashlib.sha256(np.ascontiguousarray(inputs).data).hexdigest()
+
+
+def encode_line(request: KeptRequest) -> bytes:
+    """The request as one line of JSON; ValueError for an answer that JSON cannot hold."""
+    content = {
+        "request_id": request.request_id,
+        "format_version": FORMAT_VERSION,
+        "time": request.time.isoformat(timespec="microseconds"),
+        "model_version": request.model_version,
+        "bundle_digest": request.bundle_digest,
+        "execution": request.execution.model_dump(),
+        "content_type": request.content_type,
+        "is_list": request.is_list,
+        "answers": request.answers,
+        "outputs": {name: _encode_outputs(outputs) for name, outputs in request.outputs.items()},
+        "inputs_sha256": request.inputs_sha256,
+        "sha256": files.sha256_bytes(request.payload),
+        "payload": base64.b64encode(request.payload).decode(),
+    }
+    return _JSON.encode(content).encode() + b"\n"
+
+
+def decode_line(line: bytes) -> KeptRequest:
+    """The request of one line; ValueError if it is not what `encode_line` made."""
+    content = _Line.model_validate_json(line)
+    payload = base64.b64decode(content.payload, validate=True)
+    if files.sha256_bytes(payload) != content.sha256:
+        raise ValueError("the payload's SHA-256 is another")
+    return KeptRequest(
+        request_id=content.request_id,
+        time=content.time,
+        bundle_digest=content.bundle_digest,
+        execution=content.execution,
+        content_type=content.content_type,
+        payload=payload,
+        is_list=content.is_list,
+        inputs_sha256=content.inputs_sha256,
+        outputs={name: _decode_outputs(outputs) for name, outputs in content.outputs.items()},
+        answers=content.answers,
+    )
+
+
+def read_kept(folder: Path) -> Iterator[KeptRequest | DamagedLine]:
+    """Every kept request from the oldest segment on, and every line that was altered. A torn last line is left out."""
+    for segment, number, line in _lines(folder, b""):
+        yield _decoded(segment, number, line)
+
+
+def find_kept(folder: Path, request_id: str) -> list[KeptRequest]:
+    """The requests of that id, the oldest first; IntegrityError if one of them was altered."""
+    found = [_decoded(*place) for place in _lines(folder, _beginning(request_id))]
+    for request in found:
+        if isinstance(request, DamagedLine):
+            raise IntegrityError(f"{request}. It cannot be replayed; remove the line, or take another request.")
+    return sorted((request for request in found if isinstance(request, KeptRequest)), key=lambda request: request.time)
+
+
+def segments(folder: Path) -> list[Path]:
+    """The segments in a folder, the oldest first; other files are no concern of ours."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _SEGMENT.fullmatch(path.name))
+
+
+class KeptFolder:
+    """Writes segments and keeps the folder within its bounds; for one thread. Nothing happens on disk before the first request.
+
+    Over all of `num_writers` the folder never holds more than `max_bytes`. With `max_age_s` no request stays longer than that,
+    as long as `tidy` is called now and then. Every method raises OSError where the disk refuses.
+    """
+
+    def __init__(self, root: Path, max_bytes: int, num_writers: int, max_age_s: float | None = None) -> None:
+        self.root = root
+        self.segment_bytes = min(_LARGEST_SEGMENT, max_bytes // (_SEGMENTS_PER_WRITER * num_writers))
+        self._max_bytes = max_bytes
+        self._num_writers = num_writers
+        self._max_age_s = max_age_s
+        self._descriptor: int | None = None  # of the segment that is written
+        self._size = 0
+        self._begun = 0.0
+
+    def append(self, lines: bytes) -> None:
+        """Write whole lines, at most `segment_bytes`. Where that fails none of them is in the folder."""
+        if self._descriptor is not None and (self._size + len(lines) > self.segment_bytes or self._is_old()):
+            self.close()
+        descriptor = self._descriptor if self._descriptor is not None else self._begin()
+        try:
+            written = 0
+            while written < len(lines):
+                written += os.write(descriptor, memoryview(lines)[written:])
+        except OSError:
+            self._give_up(descriptor)
+            raise
+        self._size += len(lines)
+
+    def tidy(self) -> None:
+        """Remove what is too old."""
+        if self._is_old():
+            self.close()
+        if self._max_age_s is not None and self.root.is_dir():
+            with self._alone():
+                self._make_room(0)
+
+    def close(self) -> None:
+        """End the segment; the next request begins another."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _begin(self) -> int:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._alone():
+            self._make_room(1)
+            path = self.root / f"{datetime.now(UTC).strftime(_BEGIN)}-{secrets.token_hex(4)}.jsonl"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # says that it is written; the kernel lets go of it when the process ends
+        self._descriptor, self._path, self._size, self._begun = descriptor, path, 0, time.time()
+        return descriptor
+
+    def _give_up(self, descriptor: int) -> None:
+        """Take a part of a line back, and leave the segment."""
+        with suppress(OSError):
+            os.ftruncate(descriptor, self._size)
+            if self._size == 0:
+                self._path.unlink()
+        with suppress(OSError):
+            self.close()
+        self._descriptor = None
+
+    def _is_old(self) -> bool:
+        if self._descriptor is None or self._max_age_s is None:
+            return False
+        return time.time() - self._begun > self._max_age_s / _SEGMENTS_PER_AGE
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One writer at a time makes room and begins a segment."""
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make_room(self, num_new: int) -> None:
+        """Remove the oldest segments until all that are or will be written can grow to their full size."""
+        closed: list[tuple[Path, int]] = []
+        num_open = num_new
+        for path in segments(self.root):
+            size = _size_if_closed(path)
+            if size is None:
+                num_open += 1
+            elif self._is_expired(path):
+                path.unlink(missing_ok=True)
+            else:
+                closed.append((path, size))
+        excess = sum(size for _, size in closed) + max(num_open, self._num_writers) * self.segment_bytes - self._max_bytes
+        for path, size in closed:
+            if excess <= 0:
+                break
+            path.unlink(missing_ok=True)
+            excess -= size
+
+    def _is_expired(self, path: Path) -> bool:
+        match = _SEGMENT.fullmatch(path.name)
+        if match is None or self._max_age_s is None:
+            return False
+        begun = datetime.strptime(match[1], _BEGIN).replace(tzinfo=UTC).timestamp()
+        return time.time() - begun > self._max_age_s * (1 - 1 / _SEGMENTS_PER_AGE)
+
+
+def _size_if_closed(path: Path) -> int | None:
+    """Bytes of a segment that nobody writes any more, else None."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return 0
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return os.fstat(descriptor).st_size
+    except BlockingIOError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _lines(folder: Path, beginning: bytes) -> Iterator[tuple[Path, int, bytes]]:
+    """Whole lines that begin so, each with its segment and number."""
+    for segment in segments(folder):
+        with suppress(FileNotFoundError), segment.open("rb") as file:  # it may be removed meanwhile
+            for number, line in enumerate(file, start=1):
+                if line.startswith(beginning) and line.endswith(b"\n"):
+                    yield segment, number, line
+
+
+def _beginning(request_id: str) -> bytes:
+    return f'{{"request_id":{json.dumps(request_id, ensure_ascii=False)},'.encode()
+
+
+def _decoded(segment: Path, number: int, line: bytes) -> KeptRequest | DamagedLine:
+    try:
+        return decode_line(line)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        return DamagedLine(segment, number, f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}")
+    except ValueError as error:
+        return DamagedLine(segment, number, str(error))
+
+
+def _encode_outputs(outputs: NDArray[np.float32]) -> dict[str, Any]:
+    return {"shape": outputs.shape, "float32": base64.b64encode(np.ascontiguousarray(outputs, _FLOAT32).data).decode()}
+
+
+def _decode_outputs(outputs: _Outputs) -> NDArray[np.float32]:
+    content = base64.b64decode(outputs.float32, validate=True)
+    return np.frombuffer(content, _FLOAT32).reshape(outputs.shape).astype(np.float32)

@@ -1,0 +1,223 @@
+"""From kept requests and the truths that were told to the rows of the next data set, those first from which most can be learned.
+
+A row is worth more where the model is known to have been wrong, where it was unsure, where the row is unlike the training rows, and
+where it came while the traffic drifted: four numbers from 0 to 1 that are added. Contents are read twice and only the chosen ones are
+held, so that memory does not grow with the folder of kept requests.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.input_contract import InputContract
+from slipway.inputs.columns import Column, ColumnContract, listed_rows
+from slipway.inputs.multipart import decode_images
+from slipway.traffic.monitoring_records import EARLY_S, DriftedSpan, Truth
+from slipway.traffic.request_log import DamagedLine, KeptRequest, read_kept
+
+Content = bytes | dict[str, Any]  # an encoded image, or the cells of a row
+Key = tuple[str, int, float]  # request id, item, time of the answer
+
+
+@dataclass(frozen=True)
+class Item:
+    """One kept item, without its content."""
+
+    key: Key
+    model: str
+    digest: str  # of the content
+    truth: str | float | None
+    predicted: str | float
+    doubt: float  # 1 - the probability of the predicted class; 0 for a number
+    outlier_score: float
+    is_outlier: bool
+    drifted: bool  # whether it came in a window that drifted
+
+    @property
+    def error(self) -> float:
+        """How wrong the prediction was: 0 or 1 for a class, the distance for a number; 0 where no truth was told."""
+        if self.truth is None:
+            return 0.0
+        if isinstance(self.truth, str) or isinstance(self.predicted, str):
+            return float(self.truth != self.predicted)
+        return abs(self.truth - self.predicted)
+
+
+@dataclass
+class Collected:
+    """What was chosen, the most worth first, and what was left out and why."""
+
+    items: list[Item]
+    contents: dict[Key, Content]
+    num_kept: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def collect(
+    kept: Path,
+    truths: Iterable[Truth],
+    drifted: Sequence[DriftedSpan],
+    contract: InputContract,
+    labels: Sequence[str],
+    *,
+    num_rows: int | None = None,
+    unlabelled: bool = False,
+) -> Collected:
+    """The `num_rows` rows of most worth (None: all) that have a truth, with `unlabelled` also those that have none.
+
+    `labels` are the classes that a truth may name; empty for a numeric target.
+    """
+    collected = Collected([], {})
+    told = {(truth.request_id, truth.item): truth for truth in truths if _told(truth, bool(labels)) is not None}
+    found = list(_items(kept, drifted, contract, bool(labels), collected))
+    collected.num_kept = len(found)
+    items = _ranked(_without_copies(_labelled(found, told, bool(labels), collected), collected))
+    wanted = [item for item in items if unlabelled or item.truth is not None]
+    others = [] if unlabelled else [item for item in items if item.truth is None]
+    collected.left_out.update("later than the truth of their id" if item.key[:2] in told else "without a truth" for item in others)
+    chosen = wanted if num_rows is None else wanted[:num_rows]
+    collected.left_out["beyond --rows"] += len(wanted) - len(chosen)
+    collected.contents = _contents(kept, {item.key for item in chosen}, contract)
+    collected.items = [item for item in chosen if item.key in collected.contents]  # a segment may be removed meanwhile
+    return collected
+
+
+def cell_value(value: Any, column: Column) -> float | bool | str | None:
+    """A cell of a JSON row as a table holds it; ValueError if it is not of the column's kind."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if column.kind == "boolean" and isinstance(value, bool):
+        return value
+    if column.kind == "number" and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if column.kind in ("category", "date") and isinstance(value, str):
+        return value.strip()
+    raise ValueError(f"{column.name}: {value!r} is no {column.kind}")
+
+
+def _items(kept: Path, drifted: Sequence[DriftedSpan], contract: InputContract, has_classes: bool, collected: Collected) -> Iterator[Item]:
+    """Every kept item, without its truth."""
+    for request in read_kept(kept):
+        if isinstance(request, DamagedLine):
+            collected.left_out["in a damaged line"] += 1
+            continue
+        moment = request.time.timestamp()
+        in_drift = any(span.model == request.model_version and span.opened <= moment <= span.closed for span in drifted)
+        try:
+            contents = _request_contents(request, contract)
+        except ValueError:
+            collected.left_out["of another model's form"] += request.num_rows
+            continue
+        for item, (content, answer) in enumerate(zip(contents, request.answers, strict=True)):
+            predicted = answer.get("label") if has_classes else answer.get("value")
+            if predicted is None:
+                collected.left_out["of another model's form"] += 1
+                continue
+            yield Item(
+                key=(request.request_id, item, moment),
+                model=request.model_version,
+                digest=_digest(content),
+                truth=None,
+                predicted=predicted,
+                doubt=1 - max(answer["probabilities"].values()) if has_classes else 0.0,
+                outlier_score=float(answer["outlier_score"]),
+                is_outlier=bool(answer["is_outlier"]),
+                drifted=in_drift,
+            )
+
+
+def _request_contents(request: KeptRequest, contract: InputContract) -> list[Content]:
+    """Each item of a request; ValueError where it is of another form than `contract`."""
+    is_json = request.content_type == "application/json"
+    if is_json != isinstance(contract, ColumnContract):
+        raise ValueError("images and rows of a table do not go together")
+    if not isinstance(contract, ColumnContract):
+        return list(decode_images(request.content_type, request.payload))
+    content = json.loads(request.payload)
+    rows = listed_rows(content)
+    return [
+        {column.name: cell_value(row.get(column.name), column) for column in contract.columns}
+        for row in ([content] if rows is None else rows)
+    ]
+
+
+def _digest(content: Content) -> str:
+    payload = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(payload).hexdigest()
+
+
+def _labelled(items: Sequence[Item], told: Mapping[tuple[str, int], Truth], has_classes: bool, collected: Collected) -> list[Item]:
+    """Of each request id, which callers may use again, the item that its truth is of, and the last one, which may be another."""
+    by_id: dict[tuple[str, int], list[Item]] = {}
+    for item in sorted(items, key=lambda item: item.key[2]):
+        by_id.setdefault(item.key[:2], []).append(item)
+    chosen: list[Item] = []
+    for name, same in by_id.items():
+        truth = told.get(name)
+        place = None if truth is None else _place_of(truth, same)
+        if truth is not None and place is not None:
+            same[place] = replace(same[place], truth=_told(truth, has_classes))
+        chosen += [item for number, item in enumerate(same) if number in (place, len(same) - 1)]
+    collected.left_out["of an id that was used again"] += len(items) - len(chosen)
+    return chosen
+
+
+def _told(truth: Truth, has_classes: bool) -> str | float | None:
+    return truth.label if has_classes else truth.value
+
+
+def _place_of(truth: Truth, items: Sequence[Item]) -> int | None:
+    """Which item of one id, the oldest first, a truth is of: the last that was answered before it was told."""
+    num_before = sum(item.key[2] <= truth.told for item in items)
+    if num_before:
+        return num_before - 1
+    return 0 if items[0].key[2] <= truth.told + EARLY_S else None
+
+
+def _without_copies(items: Sequence[Item], collected: Collected) -> list[Item]:
+    """One item for each content: the last with a truth, or else the last."""
+    best: dict[str, Item] = {}
+    for item in sorted(items, key=lambda item: (item.truth is not None, item.key[2])):
+        before = best.get(item.digest)
+        if before is not None and before.truth is not None and before.truth != item.truth:
+            collected.left_out["told another truth before"] += 1
+        elif before is not None:
+            collected.left_out["copies"] += 1
+        best[item.digest] = item
+    return list(best.values())
+
+
+def _ranked(items: Sequence[Item]) -> list[Item]:
+    """The most worth first; of equals the newest."""
+    if not items:
+        return []
+    worth = _ranks([item.error for item in items]) + _ranks([item.doubt for item in items])
+    worth += _ranks([item.outlier_score for item in items]) + np.array([float(item.drifted) for item in items])
+    order = sorted(range(len(items)), key=lambda place: (-worth[place], -items[place].key[2], items[place].digest))
+    return [items[place] for place in order]
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """(rows,) the share of rows below each, in [0, 1); equals have the same."""
+    numbers = np.array(values)
+    below: NDArray[np.float64] = np.searchsorted(np.sort(numbers), numbers, side="left") / len(numbers)
+    return below
+
+
+def _contents(kept: Path, wanted: set[Key], contract: InputContract) -> dict[Key, Content]:
+    names = {key[0] for key in wanted}
+    found: dict[Key, Content] = {}
+    for request in read_kept(kept):
+        if isinstance(request, KeptRequest) and request.request_id in names:
+            keys = [(request.request_id, item, request.time.timestamp()) for item in range(request.num_rows)]
+            if not wanted.isdisjoint(keys):
+                contents = zip(keys, _request_contents(request, contract), strict=True)
+                found |= {key: content for key, content in contents if key in wanted}
+    return found

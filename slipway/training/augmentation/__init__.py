@@ -1,0 +1,1 @@
+"""Augmentation of training batches on the device or the host."""

@@ -1,0 +1,74 @@
+"""Offline copies: augmented training images written to disk, for data whose epochs should be larger.
+
+Only training rows are copied, each by itself: images are mixed while training alone. A copy is stored in the size of its
+source, and gets an id of its own, so that online augmentation and order draw other numbers for it than for the original.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.data.augmentation.draws import draw
+from slipway.data.augmentation.plan import AugmentPlan
+from slipway.data.engine.randomness import id_keys
+from slipway.data.engine.rows import PACKED_ROWS
+from slipway.data.store.packed import PackedSplit, PackedSplitManifest, write_split
+from slipway.system import files
+from slipway.training.augmentation.host import StoredRows, changed_images
+
+_ROWS_AT_A_TIME = 1024
+
+
+def copy_id(sample_id: str, copy: int) -> str:
+    """The id of the copy number `copy` (from 1) of a sample: 32 hex digits."""
+    return hashlib.sha256(f"{sample_id}/{copy}".encode()).hexdigest()[:32]
+
+
+def write_copies(train: PackedSplit, plan: AugmentPlan, num_copies: int, size_px: int, root: Path) -> PackedSplitManifest:
+    """Write `num_copies` augmented copies of each row of `train` into the new folder `root`, first all first copies.
+
+    `size_px` is the network's, which the plan's pixels are of.
+    """
+    root.mkdir()
+    ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]
+    images = np.lib.format.open_memmap(root / "inputs.npy", mode="w+", dtype=np.uint8, shape=(len(ids), *train.inputs.shape[1:]))
+    files.claim_space(root / "inputs.npy")
+    stored = StoredRows([train.inputs])
+    for copy in range(1, num_copies + 1):
+        for rows in _slices(len(train)):
+            begin = (copy - 1) * len(train) + rows.start
+            part = slice(begin, begin + rows.stop - rows.start)
+            images[part] = _augmented(stored, np.arange(rows.start, rows.stop), plan, size_px, copy, ids[part])
+    images.flush()
+    columns = {
+        "id": ids,
+        "source": train.sources * num_copies,
+        "target": np.tile(train.targets, num_copies),
+        "weight": np.tile(train.weights, num_copies),
+        "leaked": np.tile(train.leaked, num_copies),
+    }
+    return write_split(root, pa.table(columns, schema=PACKED_ROWS), images.shape[1:])
+
+
+def original_rows(num_train: int, num_copied: int) -> NDArray[np.int64]:
+    """(num_copied,) the position in the training split that each row of its copies was made from."""
+    return np.arange(num_copied) % num_train
+
+
+def _slices(total: int) -> Iterator[slice]:
+    for begin in range(0, total, _ROWS_AT_A_TIME):
+        yield slice(begin, min(total, begin + _ROWS_AT_A_TIME))
+
+
+def _augmented(
+    stored: StoredRows, rows: NDArray[np.int64], plan: AugmentPlan, size_px: int, copy: int, ids: list[str]
+) -> NDArray[np.uint8]:
+    # Training counts epochs from 0: the negative ones are free, so a copy never gets the same change twice.
+    change = draw(plan, -copy, id_keys(ids))
+    if stored.shape[0] != size_px:
+        change = change._replace(shift=change.shift + change.shift_px / size_px, shift_px=np.zeros_like(change.shift_px))
+    return changed_images(stored, rows, change, stored.shape[0])

@@ -1,0 +1,1 @@
+"""Batches from the packed store: which rows, in which order."""

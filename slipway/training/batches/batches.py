@@ -1,0 +1,253 @@
+"""Batches, straight from the memory map of the packed store.
+
+Which rows make up which step, and which two are mixed, is a pure function of (seed, epoch, ids), and how a step is cut
+over processes and accumulation steps does not change it. So there is no loader state: a resumed run, and any number of
+workers, see the same batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from slipway.data.augmentation.draws import draw, draw_mixing
+from slipway.data.augmentation.plan import AugmentPlan
+from slipway.data.engine.randomness import permutation, uniform
+from slipway.data.store.packed import PackedSplit
+from slipway.system.errors import ParamsError
+from slipway.training.augmentation.batch import Changes, device_changes
+from slipway.training.augmentation.host import StoredRows, changed_images, mixed_images
+from slipway.training.distributed.stopping import heed_trainer_alone
+
+
+class Mixing(NamedTuple):
+    """The second target of each row of a batch, where images are mixed."""
+
+    targets: Tensor  # (B,) of the partner, as `Batch.targets`
+    own_shares: Tensor  # (B,) float32 in [0, 1], the weight of the row's own target; the rest is its partner's
+
+
+class Batch(NamedTuple):
+    """What one process sees at a time."""
+
+    inputs: Tensor  # (B, H, W, C) uint8 pixels, or (B, width) float32 columns; with `changes` (R, S, S, C) stored pixels
+    targets: Tensor  # (B,) int64 class index, or float32 number
+    weights: Tensor  # (B,) float32 in the loss
+    counted: Tensor  # (B,) bool, False for a row that only fills up the last batch of validation
+    rows: Tensor  # (B,) int64 position in the split
+    changes: Changes | None  # for `augment_batch`, which a GPU does; None where the inputs are what the network takes
+    mixing: Mixing | None  # None where no targets are mixed
+
+
+@dataclass(frozen=True)
+class ImageChanges:
+    """What is done to training images on their way to the network."""
+
+    plan: AugmentPlan
+    size_px: int  # that the network takes; they may be stored larger
+    on_device: bool  # whether the device does it, which gets stored pixels then
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """How the rows of one optimizer step are cut: batch_size == per_device * world_size * num_accumulated."""
+
+    batch_size: int
+    per_device: int
+    world_size: int
+    num_accumulated: int
+
+    def rows(self, step: int, accumulated: int, rank: int) -> slice:
+        """The part of an epoch's order that `rank` takes in accumulation step `accumulated` of `step`."""
+        start = step * self.batch_size + (accumulated * self.world_size + rank) * self.per_device
+        return slice(start, start + self.per_device)
+
+
+def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> StepShape:
+    """The fewest accumulation steps that keep a device at or below `max_batch_per_device`; ParamsError if nothing divides."""
+    if batch_size % world_size:
+        raise ParamsError(
+            f"train.batch_size is {batch_size}, which {world_size} processes cannot share equally. "
+            f"Use a multiple of {world_size}, for example {-(-batch_size // world_size) * world_size}."
+        )
+    share = batch_size // world_size
+    num_accumulated = next(number for number in range(1, share + 1) if share % number == 0 and share // number <= max_batch_per_device)
+    return StepShape(batch_size, share // num_accumulated, world_size, num_accumulated)
+
+
+class TrainingBatches(Dataset[Batch]):
+    """The training rows cut into batches of one rank; an item is named by (epoch, index of the batch in the epoch).
+
+    `splits` are the training split and, where there are some, its offline copies; `changes` is None for tables.
+    Rows that do not fill the last step are left out of that epoch; which rows these are changes with the epoch.
+    """
+
+    def __init__(
+        self, splits: Sequence[PackedSplit], shape: StepShape, rank: int, seed: int, changes: ImageChanges | None, *, classes: bool
+    ) -> None:
+        self._inputs = StoredRows([split.inputs for split in splits])
+        self._keys = np.concatenate([split.keys for split in splits])
+        self._targets = torch.cat([_target_tensor(split, classes) for split in splits])
+        self._weights = torch.cat([_weight_tensor(split) for split in splits])
+        self._shape, self._rank, self._seed = shape, rank, seed
+        nothing_to_do = changes is None or (changes.plan.is_identity and self._inputs.shape[0] == changes.size_px)
+        self._changes = None if nothing_to_do else changes
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self.ids = [sample_id for split in splits for sample_id in split.ids]
+        self.num_steps = len(self._keys) // shape.batch_size
+        if self.num_steps == 0:
+            raise ParamsError(
+                f"train.batch_size is {shape.batch_size}, but there are only {len(self._keys)} training rows. "
+                f"Use at most {len(self._keys)}, or more data."
+            )
+
+    def __len__(self) -> int:
+        return self.num_steps * self._shape.num_accumulated
+
+    def __getitem__(self, place: tuple[int, int]) -> Batch:
+        epoch, (step, accumulated) = place[0], divmod(place[1], self._shape.num_accumulated)
+        mine = self._shape.rows(step, accumulated, self._rank)
+        rows = self._epoch_order(epoch)[mine]
+        batch = Batch(
+            inputs=torch.empty(0),
+            targets=self._targets[rows],
+            weights=self._weights[rows],
+            counted=torch.ones(len(rows), dtype=torch.bool),
+            rows=torch.from_numpy(rows.copy()),
+            changes=None,
+            mixing=None,
+        )
+        if self._changes is None:
+            return batch._replace(inputs=torch.from_numpy(self._inputs.gather(rows)))
+        return self._changed(batch, self._changes, epoch, rows, self._partners(epoch, step, mine))
+
+    def _changed(self, batch: Batch, how: ImageChanges, epoch: int, rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> Batch:
+        """The batch with its images changed, or with what the device needs for it. `partner_rows` is (B,), or empty without mixing."""
+        mix = draw_mixing(how.plan, epoch, self._keys[rows], how.size_px) if len(partner_rows) else None
+        needed, partners = _with_partners(rows, np.where(mix.own_share < 1, partner_rows, rows)) if mix else (rows, np.arange(len(rows)))
+        change = draw(how.plan, epoch, self._keys[needed])
+        if mix:
+            batch = batch._replace(mixing=Mixing(self._targets[partner_rows], torch.from_numpy(mix.own_share)))
+        if how.on_device:
+            stored_px, _, channels = self._inputs.shape
+            changes = device_changes(change, mix, partners, stored_px, how.size_px, channels)
+            return batch._replace(inputs=torch.from_numpy(self._inputs.gather(needed)), changes=changes)
+        images = changed_images(self._inputs, needed, change, how.size_px)
+        return batch._replace(inputs=torch.from_numpy(mixed_images(images, partners, mix) if mix else images))
+
+    def _partners(self, epoch: int, step: int, mine: slice) -> NDArray[np.int64]:
+        """(B,) the rows that those of the batch are mixed with: each that stands so many places further in the step; or none."""
+        size = self._shape.batch_size
+        if self._changes is None or not self._changes.plan.mixes or size == 1:
+            return np.empty(0, np.int64)
+        further = 1 + int((size - 1) * uniform(self._seed, epoch, np.array([step], np.uint64), "partner")[0])
+        start = step * size
+        rows: NDArray[np.int64] = self._epoch_order(epoch)[start + (np.arange(mine.start, mine.stop) - start + further) % size]
+        return rows
+
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, permutation(self._seed, epoch, self._keys))
+        return self._order[1]
+
+
+class ValidationBatches(Dataset[Batch]):
+    """A split in its own order, dealt out to the ranks; every row is counted on exactly one of them.
+
+    Every rank has the same number of batches, as collective operations require: what is missing is
+    filled with rows that are not counted.
+    """
+
+    def __init__(self, split: PackedSplit, batch_size: int, world_size: int, rank: int, *, classes: bool) -> None:
+        self._split, self._world_size, self._rank = split, world_size, rank
+        self._targets, self._weights = _target_tensor(split, classes), _weight_tensor(split)
+        share = -(-len(split) // world_size)
+        self._batch_size = min(batch_size, share)
+        self._num_batches = -(-share // self._batch_size)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __getitem__(self, index: int) -> Batch:
+        start = (index * self._world_size + self._rank) * self._batch_size
+        wanted = np.arange(start, start + self._batch_size)
+        rows = np.minimum(wanted, len(self._split) - 1)
+        return Batch(
+            inputs=torch.from_numpy(self._split.inputs[rows]),
+            targets=self._targets[rows],
+            weights=self._weights[rows],
+            counted=torch.from_numpy(wanted < len(self._split)),
+            rows=torch.from_numpy(rows),
+            changes=None,
+            mixing=None,
+        )
+
+
+class EpochSampler(Sampler[tuple[int, int]]):
+    """(epoch, index) for each batch; the trainer calls `set_epoch` before an epoch.
+
+    For the first one it does so too late: by then loader processes have fetched ahead. So that one is given here, with its first batch,
+    for a training that is resumed within an epoch.
+    """
+
+    def __init__(self, num_batches: int, first_epoch: int, first_batch: int) -> None:
+        self._num_batches, self._first = num_batches, (first_epoch, first_batch)
+        self.epoch = first_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch, (first_epoch, first_batch) = self.epoch, self._first
+        return ((epoch, index) for index in range(first_batch if epoch == first_epoch else 0, self._num_batches))
+
+    def __len__(self) -> int:
+        """Of a whole epoch."""
+        return self._num_batches
+
+
+def training_loader(
+    batches: TrainingBatches, num_workers: int, *, first_epoch: int = 0, first_batch: int = 0, pin_memory: bool = False
+) -> DataLoader[Batch]:
+    """Serves whole batches in the order of the epoch; `first_epoch` and `first_batch`, of that epoch, count from 0."""
+    return _loader(batches, EpochSampler(len(batches), first_epoch, first_batch), num_workers, pin_memory)
+
+
+def validation_loader(batches: ValidationBatches, num_workers: int, *, pin_memory: bool = False) -> DataLoader[Batch]:
+    """Serves whole batches in the order of the split."""
+    return _loader(batches, None, num_workers, pin_memory)
+
+
+def _loader(batches: Dataset[Batch], sampler: EpochSampler | None, num_workers: int, pin_memory: bool) -> DataLoader[Batch]:
+    return DataLoader(
+        batches,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=heed_trainer_alone,
+    )
+
+
+def _with_partners(rows: NDArray[np.int64], partner_rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(R,) the rows and behind them the partners that are not among them, and (B,) where in it each row's partner stands.
+
+    A partner of another process or accumulation step is made here, too; it looks the same there.
+    """
+    needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
+    order = np.argsort(needed)
+    return needed, order[np.searchsorted(needed, partner_rows, sorter=order)]
+
+
+def _target_tensor(split: PackedSplit, classes: bool) -> Tensor:
+    return torch.from_numpy(split.targets.astype(np.int64 if classes else np.float32))
+
+
+def _weight_tensor(split: PackedSplit) -> Tensor:
+    return torch.from_numpy(split.weights.astype(np.float32))

@@ -1,0 +1,55 @@
+"""Some rows of some splits as one split, in the size that the network takes; nothing is copied until rows are asked for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.data.augmentation.draws import unchanged
+from slipway.data.store.packed import Inputs, PackedSplit
+from slipway.training.augmentation.host import StoredRows, changed_images
+
+
+class _Chosen:
+    """(M, ...) rows of some inputs, one after the other, in an order of its own; itself `Inputs`."""
+
+    def __init__(self, inputs: Sequence[Inputs], rows: NDArray[np.int64]) -> None:
+        self._stored, self._rows = StoredRows(inputs), rows
+        self.shape, self.dtype = (len(rows), *inputs[0].shape[1:]), inputs[0].dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        chosen = self._rows[rows]
+        return self._stored[int(chosen)] if chosen.ndim == 0 else self._stored.gather(chosen)
+
+
+class _Shrunk:
+    """(N, size_px, size_px, C) uint8 images that are stored larger; itself `Inputs`."""
+
+    def __init__(self, inputs: Inputs, size_px: int) -> None:
+        self._stored, self._size_px = StoredRows([inputs]), size_px
+        self.shape, self.dtype = (len(inputs), size_px, size_px, inputs.shape[3]), inputs.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
+        numbers = np.arange(len(self))[rows]
+        images = changed_images(self._stored, numbers.reshape(-1), unchanged(numbers.size), self._size_px)
+        return images.reshape(*numbers.shape, *self.shape[1:])
+
+
+def select(splits: Sequence[PackedSplit], rows: NDArray[np.int64], row_shape: tuple[int, ...]) -> PackedSplit:
+    """The rows (M,), counted through all `splits` one after the other, as a split.
+
+    `row_shape` is what the network takes: training images that are stored larger, for crops, are shrunk to it.
+    """
+    inputs = [split.inputs if tuple(split.inputs.shape[1:]) == row_shape else _Shrunk(split.inputs, row_shape[0]) for split in splits]
+    ids, sources = ([value for split in splits for value in getattr(split, name)] for name in ("ids", "sources"))
+    targets, weights, leaked = (
+        np.concatenate([getattr(split, name) for split in splits])[rows] for name in ("targets", "weights", "leaked")
+    )
+    return PackedSplit(_Chosen(inputs, rows), targets, [ids[row] for row in rows], [sources[row] for row in rows], weights, leaked)

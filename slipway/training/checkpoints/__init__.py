@@ -1,0 +1,1 @@
+"""Resumable training state: writing it, checking it, resuming from it exactly."""

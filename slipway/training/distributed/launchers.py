@@ -1,0 +1,197 @@
+"""Who started this process, and as which rank of how many: the variables of each launcher, read into one form.
+
+torchrun, the DeepSpeed launcher, Open MPI's mpirun and Slurm's srun start one process per device on every node. Without
+one of them Lightning starts the processes of this node. What a launcher says is never guessed at: it is understood, or refused.
+"""
+
+import os
+import shlex
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+
+from slipway.system.errors import UnavailableError
+
+RELAUNCH = "TRAIN_LAUNCHER"  # not SLIPWAY_...: those are the service's, which refuses what it does not know
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One of the processes that a launcher started, equally many on each node."""
+
+    launcher: str  # as messages name it
+    rank: int  # over all nodes
+    local_rank: int
+    num_local: int  # processes on this node
+    num_nodes: int
+    main_address: str  # of the node of rank 0, where all meet
+    main_port: int
+
+    @property
+    def world_size(self) -> int:
+        """Processes over all nodes."""
+        return self.num_local * self.num_nodes
+
+
+def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """What a launcher says of this process; None where Lightning has to start the processes, or has.
+
+    UnavailableError where a launcher is not understood, or has not dealt out processes equally.
+    """
+    for sign, read in _READERS.items():  # the inner launcher first: torchrun and mpirun also run inside srun
+        if sign in environment:
+            return read(environment)
+    if int(environment.get("PMI_SIZE", "1")) > 1:
+        raise UnavailableError("an mpirun that is not Open MPI's started this process. Use Open MPI, torchrun or srun: docs/scaling.md.")
+    return None
+
+
+def relaunch(module: str) -> None:
+    """Where TRAIN_LAUNCHER names a command, become it, with `python -m MODULE` behind it; else, and in what it started, return.
+
+    The process stays the same, so signals and the exit code are the launcher's.
+    """
+    text = os.environ.pop(RELAUNCH, "")
+    if not text.strip() or find_launch():
+        return
+    try:
+        command = shlex.split(text)
+        os.execvp(command[0], [*command, sys.executable, "-u", "-m", module])
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"{RELAUNCH} is {text!r}, which cannot be started: {error}. Expected a command such as 'srun'.") from None
+
+
+class LaunchedEnvironment(ClusterEnvironment):
+    """Answers Lightning's questions about processes that a launcher started."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__()
+        self._launch = launch
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return self._launch.main_address
+
+    @property
+    def main_port(self) -> int:
+        return self._launch.main_port
+
+    @staticmethod
+    def detect() -> bool:
+        return find_launch() is not None
+
+    def world_size(self) -> int:
+        return self._launch.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher has set it; that it is what was asked for is checked before."""
+
+    def global_rank(self) -> int:
+        return self._launch.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher has set it."""
+
+    def local_rank(self) -> int:
+        return self._launch.local_rank
+
+    def node_rank(self) -> int:
+        return self._launch.rank // self._launch.num_local
+
+
+def cluster_environment(launch: Launch | None) -> ClusterEnvironment:
+    """For the trainer. Named even without a launcher: else Lightning takes any shell inside a Slurm allocation for one of its tasks."""
+    return LaunchedEnvironment(launch) if launch else LightningEnvironment()
+
+
+def _torchrun(environment: Mapping[str, str]) -> Launch:
+    return _of_torch_variables("torchrun", environment, num_local="LOCAL_WORLD_SIZE")
+
+
+def _deepspeed(environment: Mapping[str, str]) -> Launch:
+    return _of_torch_variables("the DeepSpeed launcher", environment, num_local="LOCAL_SIZE")
+
+
+def _of_torch_variables(launcher: str, environment: Mapping[str, str], num_local: str) -> Launch:
+    """Both set what torch.distributed reads, and the number of processes on this node under names of their own."""
+    local = int(environment[num_local])
+    return Launch(
+        launcher=launcher,
+        rank=int(environment["RANK"]),
+        local_rank=int(environment["LOCAL_RANK"]),
+        num_local=local,
+        num_nodes=_num_nodes(launcher, int(environment["WORLD_SIZE"]), local),
+        main_address=environment["MASTER_ADDR"],
+        main_port=int(environment["MASTER_PORT"]),
+    )
+
+
+def _open_mpi(environment: Mapping[str, str]) -> Launch | None:
+    size, local = int(environment["OMPI_COMM_WORLD_SIZE"]), int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    if size == 1:
+        return None
+    num_nodes = _num_nodes("mpirun", size, local)
+    if num_nodes > 1 and "MASTER_ADDR" not in environment:
+        raise UnavailableError("mpirun does not say on which node rank 0 runs. Add -x MASTER_ADDR=HOST, as launch/mpirun.sh does.")
+    return Launch(
+        launcher="mpirun",
+        rank=int(environment["OMPI_COMM_WORLD_RANK"]),
+        local_rank=int(environment["OMPI_COMM_WORLD_LOCAL_RANK"]),
+        num_local=local,
+        num_nodes=num_nodes,
+        main_address=environment.get("MASTER_ADDR", "127.0.0.1"),
+        # The name differs between two runs of mpirun, and is the same in all processes of one.
+        main_port=_port(environment, zlib.crc32(environment.get("PMIX_NAMESPACE", "").encode())),
+    )
+
+
+def _slurm(environment: Mapping[str, str]) -> Launch | None:
+    size = int(environment["SLURM_STEP_NUM_TASKS"])
+    if size == 1:  # a single task may be a shell, in which Lightning starts as many processes as are asked for
+        return None
+    nodes = int(environment["SLURM_STEP_NUM_NODES"])
+    if size % nodes or environment["SLURM_STEP_TASKS_PER_NODE"].partition("(")[0] != str(size // nodes):
+        raise UnavailableError(
+            f"Slurm started {size} processes as {environment['SLURM_STEP_TASKS_PER_NODE']} on {nodes} nodes, expected equally many. "
+            "Use --ntasks-per-node."
+        )
+    return Launch(
+        launcher="Slurm",
+        rank=int(environment["SLURM_PROCID"]),
+        local_rank=int(environment["SLURM_LOCALID"]),
+        num_local=size // nodes,
+        num_nodes=nodes,
+        main_address=environment.get("MASTER_ADDR") or SLURMEnvironment.resolve_root_node_address(environment["SLURM_STEP_NODELIST"]),
+        main_port=_port(environment, int(environment["SLURM_JOB_ID"])),
+    )
+
+
+def _num_nodes(launcher: str, world_size: int, num_local: int) -> int:
+    if world_size % num_local:
+        raise UnavailableError(
+            f"{launcher} started {world_size} processes, {num_local} of them on this node, expected equally many on each."
+        )
+    return world_size // num_local
+
+
+def _port(environment: Mapping[str, str], number: int) -> int:
+    """MASTER_PORT, or one that follows from `number`, below those that Linux gives to clients."""
+    return int(environment.get("MASTER_PORT") or 15000 + number % 10000)
+
+
+# By a variable that this launcher alone sets.
+_READERS = {
+    "TORCHELASTIC_RUN_ID": _torchrun,
+    "CROSS_SIZE": _deepspeed,
+    "OMPI_COMM_WORLD_SIZE": _open_mpi,
+    "SLURM_STEP_ID": _slurm,
+}

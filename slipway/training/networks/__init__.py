@@ -1,0 +1,1 @@
+"""Networks: built-in, from timm, pretrained, and frozen parts."""

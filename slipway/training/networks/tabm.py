@@ -1,0 +1,127 @@
+"""TabM for tables: many small networks that share most of their weights, each with an answer of its own.
+
+After Gorishniy, Kotelnikov and Babenko 2025, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient
+Ensembling"; the shared blocks are the authors' package `tabm`. Numbers enter through the piecewise-linear embeddings of
+Gorishniy, Rubachev and Babenko 2022 with the column's quantiles as edges. Beyond the range of the training rows a number
+counts as the edge of that range, as in a tree: an outlier cannot push the answer anywhere.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from slipway.config.network_arguments import TabmArguments
+from slipway.inputs.columns import Column, ColumnContract
+
+_FEWEST_EDGES = 2
+
+
+class RowEncoding(nn.Module):
+    """(rows, width) float32 as the contract lays them out, to what the trained part takes. It has no weights.
+
+    Kept apart because it needs float32 whatever the network computes in: a number's place inside a narrow bin, and codes.
+    """
+
+    embedded: Tensor
+    lowest: Tensor
+    highest: Tensor
+    edges: Tensor
+    inverse_widths: Tensor
+    plain: Tensor
+
+    def __init__(self, contract: ColumnContract, num_bins: int) -> None:
+        super().__init__()
+        edges = [_edges(column, num_bins) for column in contract.numeric]
+        wide = [index for index, found in enumerate(edges) if len(found) >= _FEWEST_EDGES]
+        left, inverse_widths = _pieces([edges[index] for index in wide])
+        num_indicators = len(contract.indicated)
+        plain = sorted(set(range(len(edges))) - set(wide)) + list(range(len(edges), len(edges) + num_indicators))
+        # Not in the weights: the contract in model.json is their only source.
+        self._keep("embedded", torch.tensor(wide, dtype=torch.int64))
+        self._keep("lowest", torch.tensor([edges[index][0] for index in wide], dtype=torch.float32))
+        self._keep("highest", torch.tensor([edges[index][-1] for index in wide], dtype=torch.float32))
+        self._keep("edges", torch.from_numpy(left))
+        self._keep("inverse_widths", torch.from_numpy(inverse_widths))
+        self._keep("plain", torch.tensor(plain, dtype=torch.int64))
+        self._first_code = len(edges) + num_indicators
+        self._num_categories = len(contract.categorical)
+        for place, column in enumerate(contract.categorical):
+            # Code 0, missing or unknown, has a slot of its own where training rows had it; else it never comes.
+            first = 0 if column.has_missing else 1
+            self._keep(f"codes_{place}", torch.arange(first, len(column.categories) + 1, dtype=torch.float32))
+        self.num_bins = left.shape[1]
+        self.num_embedded = len(wide)
+        self.plain_sizes = [1] * len(plain) + [len(self._codes(place)) for place in range(self._num_categories)]
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, width) -> values (B, N), their places in the bins (B, N, bins) in [0, 1], everything else (B, P), all float32"""
+        values = torch.index_select(rows, 1, self.embedded)
+        values = torch.minimum(torch.maximum(values, self.lowest), self.highest)
+        places = ((values[:, :, None] - self.edges) * self.inverse_widths).clamp(0.0, 1.0)
+        others = [torch.index_select(rows, 1, self.plain)]
+        for place in range(self._num_categories):
+            position = self._first_code + place
+            others.append((rows[:, position : position + 1] == self._codes(place)).to(rows.dtype))
+        return values, places, torch.cat(others, dim=1)
+
+    def _keep(self, name: str, values: Tensor) -> None:
+        self.register_buffer(name, values, persistent=False)
+
+    def _codes(self, place: int) -> Tensor:
+        return self.get_buffer(f"codes_{place}")
+
+
+class Tabm(nn.Module):
+    """The trained part: what `RowEncoding` gives to (rows, num_submodels, num_outputs)."""
+
+    def __init__(self, arguments: TabmArguments, encoding: RowEncoding, num_outputs: int) -> None:
+        super().__init__()
+        # Here, since they import scikit-learn and pandas, which takes a second and is for tables alone.
+        from rtdl_num_embeddings import LinearEmbeddings
+        from tabm import EnsembleView, LinearEnsemble, make_tabm_backbone
+
+        k, size, num_embedded = arguments.num_submodels, arguments.embedding_size, encoding.num_embedded
+        sizes = [size] * num_embedded + encoding.plain_sizes
+        # Version B of the authors' embeddings: at first linear in the number, the pieces are learnt from zero.
+        self.linear = LinearEmbeddings(num_embedded, size) if num_embedded else None
+        self.pieces = nn.Parameter(torch.zeros(num_embedded, encoding.num_bins, size)) if num_embedded else None
+        self.view = EnsembleView(k=k)
+        self.blocks = make_tabm_backbone(
+            d_in=sum(sizes),
+            n_blocks=arguments.num_blocks,
+            d_block=arguments.width,
+            dropout=arguments.dropout,
+            k=k,
+            start_scaling_init="normal" if num_embedded else "random-signs",
+            start_scaling_init_chunks=sizes,  # one number for each column: submodels see columns with weights of their own
+        )
+        self.head = LinearEnsemble(arguments.width, num_outputs, k=k)
+
+    def forward(self, values: Tensor, places: Tensor, others: Tensor) -> Tensor:
+        """(B, N), (B, N, bins), (B, P) -> (B, num_submodels, num_outputs)"""
+        features = others
+        if self.linear is not None and self.pieces is not None:
+            pieces = (places.transpose(0, 1) @ self.pieces).transpose(0, 1)  # (B, N, size)
+            features = torch.cat([(self.linear(values) + pieces).flatten(1), others], dim=1)
+        answers: Tensor = self.head(self.blocks(self.view(features)))
+        return answers
+
+
+def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
+    """At most `num_bins` + 1 increasing edges in standard deviations; none for a boolean, which needs no pieces."""
+    quantiles = np.array(column.quantiles, dtype=np.float64)
+    if len(quantiles) > num_bins + 1:
+        quantiles = quantiles[np.rint(np.linspace(0, len(quantiles) - 1, num_bins + 1)).astype(np.int64)]
+    return np.unique(((quantiles - column.mean) / column.std).astype(np.float32))
+
+
+def _pieces(edges: list[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(N, bins) left edges and inverse widths; a column with fewer bins gets some that no number reaches."""
+    num_bins = max((len(found) - 1 for found in edges), default=0)
+    left, inverse_widths = np.empty((len(edges), num_bins), np.float32), np.ones((len(edges), num_bins), np.float32)
+    for index, found in enumerate(edges):
+        left[index] = found[-1]
+        left[index, : len(found) - 1] = found[:-1]
+        inverse_widths[index, : len(found) - 1] = 1 / np.diff(found.astype(np.float64))
+    return left, inverse_widths

@@ -1,0 +1,1 @@
+"""Structured pruning of a trained network."""

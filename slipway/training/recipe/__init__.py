@@ -1,0 +1,1 @@
+"""Losses, optimizers, precision, weight averaging, early stopping, the non-finite guard."""

@@ -1,0 +1,1 @@
+"""Progress, logs, curves and TensorBoard events of a training."""

@@ -1,0 +1,1 @@
+"""Fitting of temperature, conformal thresholds and the OOD score; out-of-fold predictions."""

@@ -1,0 +1,150 @@
+"""Temperatures and thresholds on simulated rows, where the truth is known."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
+from slipway.metrics.uncertainty_fitting import fit_temperature, least_probability, softmax, upper_quantile
+from slipway.system.errors import IntegrityError, SchemaError
+from tests.calibrations import CALIBRATION
+
+Float = NDArray[np.float64]
+COVERAGE = 0.9
+NUM_SETS = 200
+FEW = 14  # (14 + 1) * 0.1 is 1.5: the corrected threshold covers 14 of 15 on average, the plain quantile 0.85
+
+
+def simulated(generator: np.random.Generator, num_rows: int, num_classes: int = 5) -> tuple[Float, Float]:
+    """(N, K) logits that are true, and (N,) classes drawn by them."""
+    logits = 2 * generator.normal(size=(num_rows, num_classes))
+    classes = (softmax(logits).cumsum(axis=1) < generator.random((num_rows, 1))).sum(axis=1)
+    return logits, np.minimum(classes, num_classes - 1).astype(np.float64)
+
+
+def with_threshold(threshold: float | None) -> Calibration:
+    return CALIBRATION.model_copy(update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": threshold})})
+
+
+# temperature
+
+
+@pytest.mark.parametrize("planted", [0.4, 1.0, 2.5])
+def test_a_planted_temperature_is_found(planted: float) -> None:
+    logits, classes = simulated(np.random.default_rng(0), 4000)
+    assert fit_temperature(logits * planted, classes) == pytest.approx(planted, rel=0.07)
+
+
+def test_rows_that_are_all_right_do_not_make_it_infinitely_sure() -> None:
+    classes = np.arange(60) % 3
+    logits = np.eye(3)[classes] * 4
+    sure = softmax(logits / fit_temperature(logits, classes.astype(np.float64)))
+    assert 0.95 < sure.max(axis=1).min() < 0.999
+
+
+def test_rows_whose_labels_are_noise_end_at_a_bound_and_no_rows_at_one() -> None:
+    generator = np.random.default_rng(0)
+    noise = fit_temperature(generator.normal(size=(500, 3)), generator.integers(3, size=500).astype(np.float64))
+    assert 1 < noise <= 100.01
+    assert fit_temperature(np.empty((0, 3)), np.empty(0)) == 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 3.0, 50.0])
+def test_a_temperature_changes_no_label(temperature: float) -> None:
+    logits = np.random.default_rng(0).normal(size=(2000, 10)).astype(np.float32)
+    shares = softmax(logits / temperature)
+    assert (shares.argmax(axis=1) == logits.argmax(axis=1)).all()
+
+
+# coverage
+
+Fit = Callable[[NDArray[np.float32], Float], float]
+
+
+def coverage_of_sets(fit: Fit, memorised: bool = False) -> float:
+    """Over 200 draws of validation rows and of new ones; `memorised`: the network knows the rows that it is fitted on."""
+    generator, covered = np.random.default_rng(1), []
+    for _ in range(NUM_SETS):
+        logits, classes = simulated(generator, FEW)
+        if memorised:
+            logits[np.arange(FEW), classes.astype(int)] += 6
+        calibration = with_threshold(fit(softmax(logits).astype(np.float32), classes))
+        new, truth = simulated(generator, 100)
+        sets = calibration.prediction_sets(softmax(new).astype(np.float32))
+        covered.append(sets[np.arange(100), truth.astype(int)].mean())
+    return float(np.mean(covered))
+
+
+def test_sets_hold_the_truth_as_often_as_asked() -> None:
+    assert COVERAGE <= coverage_of_sets(lambda shares, classes: least_probability(shares, classes, COVERAGE)) < 0.96
+
+
+def test_without_the_correction_or_on_training_rows_they_do_not() -> None:
+    def plain(shares: NDArray[np.float32], classes: Float) -> float:
+        return float(np.quantile(shares[np.arange(FEW), classes.astype(int)], 1 - COVERAGE))
+
+    assert coverage_of_sets(plain) < COVERAGE
+    assert coverage_of_sets(lambda shares, classes: least_probability(shares, classes, COVERAGE), memorised=True) < COVERAGE
+
+
+def coverage_of_intervals(fit: Callable[[Float], float | None]) -> float:
+    generator, covered = np.random.default_rng(2), []
+    for _ in range(NUM_SETS):
+        half = fit(np.abs(generator.standard_t(3, FEW)))
+        assert half is not None
+        covered.append((np.abs(generator.standard_t(3, 100)) <= half).mean())
+    return float(np.mean(covered))
+
+
+def test_intervals_hold_the_truth_as_often_as_asked_and_without_the_correction_they_do_not() -> None:
+    assert COVERAGE <= coverage_of_intervals(lambda errors: upper_quantile(errors, COVERAGE)) < 0.96
+    assert coverage_of_intervals(lambda errors: float(np.quantile(errors, COVERAGE))) < COVERAGE
+
+
+def test_ordinary_rows_are_called_outliers_no_more_often_than_asked() -> None:
+    assert 1 - coverage_of_intervals(lambda scores: upper_quantile(scores, COVERAGE)) <= 1 - COVERAGE
+
+
+@pytest.mark.parametrize("num_rows", [0, 8])
+def test_too_few_rows_give_every_label_no_interval_and_no_outlier(num_rows: int) -> None:
+    shares = np.full((num_rows, 2), 0.5, dtype=np.float32)
+    calibration = with_threshold(least_probability(shares, np.zeros(num_rows), COVERAGE))
+    assert calibration.prediction_sets(np.array([[1.0, 0.0]], dtype=np.float32)).all()
+    assert upper_quantile(np.zeros(num_rows), COVERAGE) is None
+    assert with_threshold(None).interval(3.0) is None
+    unknown = calibration.model_copy(update={"outlier": calibration.outlier.model_copy(update={"threshold": None})})
+    assert not unknown.is_outlier(np.array([1e30], dtype=np.float32)).any()
+    few = calibration.conformal.model_copy(update={"coverage": COVERAGE, "rows": num_rows})
+    assert few.is_vacuous
+
+
+def test_nine_rows_are_enough_for_nine_tenths_though_not_in_binary() -> None:
+    shares = np.linspace(0.1, 0.9, 9, dtype=np.float32)[:, None].repeat(2, axis=1)
+    assert least_probability(shares, np.zeros(9), COVERAGE) == pytest.approx(0.1)
+    assert upper_quantile(np.arange(9.0), COVERAGE) == 8.0
+    assert not CALIBRATION.conformal.model_copy(update={"rows": 9}).is_vacuous
+
+
+def test_the_best_label_is_in_every_set_and_so_is_one_at_the_threshold() -> None:
+    shares = np.array([[0.2, 0.5, 0.3], [0.34, 0.33, 0.33], [0.5, 0.5, 0.0]], dtype=np.float32)
+    assert with_threshold(0.6).prediction_sets(shares).tolist() == [[False, True, False], [True, False, False], [True, True, False]]
+    assert with_threshold(float(np.float32(0.3))).prediction_sets(shares[0]).tolist() == [False, True, True]
+
+
+# the file
+
+
+def test_a_calibration_is_read_as_it_was_written_and_refused_when_it_is_not_one(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    with pytest.raises(SchemaError, match="is missing"):
+        read_calibration(path)
+    write_calibration(path, CALIBRATION)
+    assert read_calibration(path) == read_calibration(path, CALIBRATION) == CALIBRATION
+    with pytest.raises(IntegrityError, match="not the calibration of the bundle"):
+        read_calibration(path, with_threshold(0.3))
+    path.write_text(path.read_text().replace('"temperature": 1.0', '"temperature": 0.0'))
+    with pytest.raises(SchemaError, match="not what the evaluate stage writes"):
+        read_calibration(path)

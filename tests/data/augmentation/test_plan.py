@@ -1,0 +1,100 @@
+"""The augmentation plan: it says what was asked for, refuses what is forbidden and comes back as it was written."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from slipway.config.sections import Operation
+from slipway.data.augmentation.plan import (
+    NEUTRAL,
+    AugmentPlan,
+    open_augmented,
+    operations,
+    plan_from_params,
+    without_operations,
+    write_plan,
+)
+from slipway.data.store.packed import PackedManifest
+from slipway.system.errors import ParamsError, SchemaError
+from tests.data.pictures import CONTRACT
+from tests.project_params import augment_params
+
+ON: dict[str, Any] = {
+    "random_resized_crop": [0.3, 0.9],
+    "rotation_deg": 10.0,
+    "scale": [0.9, 1.2],
+    "translation": 0.1,
+    "crop_padding_px": 2,
+    "horizontal_flip": 0.5,
+    "vertical_flip": 0.25,
+    "brightness": 0.2,
+    "contrast": 0.3,
+    "saturation": 0.4,
+    "hue": 0.1,
+    "erasing": 0.5,
+    "mixup_alpha": 0.4,
+    "cutmix_alpha": 1.0,
+}
+MANIFEST = PackedManifest(
+    format_version=2, task="image_classification", input=CONTRACT, classes=["a", "b"], mean=[0.5], std=[0.5], target_scale=None, splits={}
+)
+
+
+def plan(**changes: Any) -> AugmentPlan:
+    return plan_from_params(augment_params(**changes), seed=7)
+
+
+def test_nothing_asked_for_is_the_identity() -> None:
+    assert plan().is_identity
+    assert operations(plan()) == []
+
+
+def test_every_operation_of_the_params_is_known_and_can_be_asked_for_alone() -> None:
+    assert set(NEUTRAL) == set(ON) == set(get_args(Operation))
+    for name, value in ON.items():
+        assert operations(plan(**{name: value})) == [name]
+
+
+@pytest.mark.parametrize("name", ON)
+def test_a_forbidden_operation_is_refused_naming_both_keys(name: str) -> None:
+    with pytest.raises(ParamsError) as raised:
+        plan(**{name: ON[name], "forbid": [name]})
+    assert f"augment.{name} is {ON[name]}" in str(raised.value)
+    assert f"augment.forbid names {name!r}" in str(raised.value)
+
+
+def test_forbidding_what_is_not_asked_for_is_no_fault() -> None:
+    assert plan(forbid=list(ON)).is_identity
+    assert operations(plan(rotation_deg=5.0, forbid=["horizontal_flip"])) == ["rotation_deg"]
+
+
+def test_all_forbidden_operations_are_named_at_once() -> None:
+    with pytest.raises(ParamsError, match=r"(?s)horizontal_flip.*vertical_flip.*mixup_alpha"):
+        plan(**ON, forbid=["mixup_alpha", "horizontal_flip", "vertical_flip"])
+
+
+def test_mixing_that_hits_no_row_is_no_operation() -> None:
+    assert plan(mixup_alpha=0.4, cutmix_alpha=1.0, mix_probability=0.0).is_identity
+    assert plan(mixup_alpha=0.4).mixes
+
+
+def test_a_table_gets_a_plan_without_operations() -> None:
+    assert without_operations(plan(**ON)).is_identity
+
+
+def test_a_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    write_plan(tmp_path, plan(**ON))
+    assert open_augmented(tmp_path, MANIFEST) == (plan(**ON), None)
+
+
+def test_a_missing_plan_names_the_way_to_it(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"plan\.json is missing. Run `dvc repro augment`"):
+        open_augmented(tmp_path, MANIFEST)
+
+
+@pytest.mark.parametrize("content", ["{}", "words", '{"format_version": 1}'])
+def test_a_plan_that_is_not_understood_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(SchemaError, match="not an augmentation plan"):
+        open_augmented(tmp_path, MANIFEST)

@@ -1,0 +1,71 @@
+"""Randomness without state: pure, uniform, and independent across its four arguments."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.data.engine.randomness import id_keys, permutation, uniform
+
+IDS = [hashlib.sha256(str(index).encode()).hexdigest() for index in range(20_000)]
+KEYS = id_keys(IDS)
+
+
+def correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def test_a_number_depends_on_its_own_key_alone() -> None:
+    everything = uniform(7, 3, KEYS, "x")
+    assert np.array_equal(uniform(7, 3, KEYS[::-1], "x"), everything[::-1])
+    assert np.array_equal(uniform(7, 3, KEYS[5:6], "x"), everything[5:6])
+
+
+def splitmix64(state: int) -> int:
+    """The next output after `state`, in Python's whole numbers."""
+    state = (state + 0x9E3779B97F4A7C15) % 2**64
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+    return state ^ (state >> 31)
+
+
+def test_splitmix64_is_the_published_one() -> None:
+    """The first outputs for the seed 1234567, as its authors' C code gives them."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [splitmix64(1234567 + step * 0x9E3779B97F4A7C15) for step in range(3)] == published
+
+
+def test_numbers_are_the_same_on_every_machine() -> None:
+    start = int.from_bytes(hashlib.sha256(b"7/3/x").digest()[:8], "little")
+    expected = [(splitmix64(splitmix64(int(key) ^ start)) >> 11) / 2**53 for key in KEYS[:100]]
+    assert uniform(7, 3, KEYS[:100], "x").tolist() == expected
+
+
+def test_numbers_are_uniform() -> None:
+    numbers = np.sort(uniform(7, 0, KEYS, "x"))
+    assert 0 <= numbers[0] <= numbers[-1] < 1
+    distance = np.abs(numbers - (np.arange(len(numbers)) + 0.5) / len(numbers)).max()
+    assert distance < 1.95 / np.sqrt(len(numbers))  # Kolmogorov-Smirnov at 0.1 %
+
+
+@pytest.mark.parametrize("other", [(8, 0, "x"), (7, 1, "x"), (7, 0, "y")])
+def test_another_seed_epoch_or_stream_is_independent(other: tuple[int, int, str]) -> None:
+    seed, epoch, stream = other
+    assert abs(correlation(uniform(7, 0, KEYS, "x"), uniform(seed, epoch, KEYS, stream))) < 4 / np.sqrt(len(KEYS))
+
+
+def test_neighbouring_keys_are_independent() -> None:
+    numbers = uniform(7, 0, np.arange(20_000, dtype=np.uint64), "x")
+    assert abs(correlation(numbers[:-1], numbers[1:])) < 4 / np.sqrt(len(numbers))
+
+
+def test_a_permutation_holds_every_index_and_depends_on_the_epoch() -> None:
+    first, second = permutation(7, 0, KEYS), permutation(7, 1, KEYS)
+    assert np.array_equal(np.sort(first), np.arange(len(KEYS)))
+    assert not np.array_equal(first, second)
+
+
+def test_a_permutation_orders_ids_whatever_their_positions() -> None:
+    backwards = KEYS[::-1]
+    assert np.array_equal(KEYS[permutation(7, 0, KEYS)], backwards[permutation(7, 0, backwards)])

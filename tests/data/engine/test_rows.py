@@ -1,0 +1,48 @@
+"""Tables between stages: what is not of the declared schema is neither written nor read."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipway.data.engine.rows import QUARANTINE, ROWS, read_table, write_table
+from slipway.system.errors import SchemaError
+from tests.data.pictures import row
+
+
+def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([row(1), row(2, label=None, target=2.5)], schema=ROWS)
+    write_table(tmp_path / "deep" / "rows.parquet", table, ROWS)
+    assert read_table(tmp_path / "deep" / "rows.parquet", ROWS).equals(table)
+
+
+def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([row(1)], schema=ROWS)
+    for name in ("a", "b"):
+        write_table(tmp_path / name, table, ROWS)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_another_schema_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="expected"):
+        write_table(tmp_path / "rows.parquet", pa.Table.from_pylist([], schema=QUARANTINE), ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_schema_is_not_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["x"]}), tmp_path / "rows.parquet")
+    with pytest.raises(SchemaError, match="has the columns"):
+        read_table(tmp_path / "rows.parquet", ROWS)
+
+
+def test_a_missing_table_names_the_way_to_it(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"rows\.parquet is missing.*dvc repro"):
+        read_table(tmp_path / "rows.parquet", ROWS)
+
+
+@pytest.mark.parametrize("content", [b"", b"words"])
+def test_a_damaged_table_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rows.parquet").write_bytes(content)
+    with pytest.raises(SchemaError, match="not a readable Parquet file"):
+        read_table(tmp_path / "rows.parquet", ROWS)

@@ -1,0 +1,60 @@
+"""The folder of unfinished work: kept when the work stops, gone when it ends, one worker at a time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipway.data.engine.work_folder import work_folder
+from slipway.system.errors import LockedError
+
+HOLD = """
+import sys
+from pathlib import Path
+from slipway.data.engine.work_folder import work_folder
+with work_folder(Path(sys.argv[1]), "key", "precompute"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def stop(root: Path, key: str) -> None:
+    """Begin, and be interrupted."""
+
+    def work() -> None:
+        with work_folder(root, key, "precompute") as folder:
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_work_that_stops_is_found_again_and_work_that_ends_is_removed(tmp_path: Path) -> None:
+    stop(tmp_path / "work", "key")
+    with work_folder(tmp_path / "work", "key", "precompute") as folder:
+        assert (folder / "half").exists()
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["lock"]
+
+
+def test_work_of_another_key_is_removed(tmp_path: Path) -> None:
+    stop(tmp_path, "old")
+    assert (tmp_path / "old").is_dir()
+    with work_folder(tmp_path, "new", "precompute"):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "new"]
+
+
+@pytest.mark.slow
+def test_a_second_process_is_kept_out_and_removes_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        message = f"precompute is already running as process {holder.pid}"
+        with pytest.raises(LockedError, match=message), work_folder(tmp_path, "other", "precompute"):
+            pass
+        assert (tmp_path / "key").is_dir()
+        holder.kill()
+    with work_folder(tmp_path, "other", "precompute"):
+        assert not (tmp_path / "key").exists()

@@ -1,0 +1,127 @@
+"""Near duplicates: planted ones are found, others are not, and the answer is a function of the set of pictures alone."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
+
+from slipway.data.images.near_duplicates import MIN_CORRELATION, Twins, clusters, find_twins, hashes
+from slipway.data.images.quality import measure
+
+BITS = 8
+SEEDS = range(60)
+
+
+def photograph(seed: int) -> Image.Image:
+    """Coloured noise whose amplitude falls a little faster than its frequency rises, as in photographs, 200x150."""
+    random = np.random.default_rng(seed)
+    across, down = np.meshgrid(np.fft.fftfreq(200), np.fft.fftfreq(150))
+    falling = np.maximum(np.hypot(across, down), 1 / 200) ** -1.2
+    layers = [np.fft.ifft2(np.fft.fft2(random.normal(size=(150, 200))) * falling).real for _ in range(3)]
+    pixels = np.stack([127 + 45 * layer / layer.std() for layer in layers], axis=2)
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
+    return measure(np.asarray(image.convert("RGBA")))[1].ravel()
+
+
+def recompressed(image: Image.Image, quality: int) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return Image.open(buffer)
+
+
+def cropped(image: Image.Image, share: float, seed: int) -> Image.Image:
+    width, height = round(image.width * (1 - share)), round(image.height * (1 - share))
+    left, top = np.random.default_rng(seed).integers(0, [image.width - width + 1, image.height - height + 1]).tolist()
+    return image.crop((left, top, left + width, top + height))
+
+
+PLANTED: dict[str, Callable[[Image.Image, int], Image.Image]] = {
+    "quality 30": lambda image, seed: recompressed(image, 30),
+    "quality 95": lambda image, seed: recompressed(image, 95),
+    "half the size": lambda image, seed: image.resize((100, 75), Image.Resampling.BICUBIC),
+    "twice the size": lambda image, seed: image.resize((400, 300), Image.Resampling.LANCZOS),
+    "two hundredths less": lambda image, seed: cropped(image, 0.02, seed),
+    "five hundredths less": lambda image, seed: cropped(image, 0.05, seed),
+    "darker": lambda image, seed: ImageEnhance.Brightness(image).enhance(0.7),
+    "brighter": lambda image, seed: ImageEnhance.Brightness(image).enhance(1.2),
+}
+
+
+@pytest.fixture(name="originals", scope="module")
+def _originals() -> NDArray[np.uint8]:
+    return np.stack([thumbnail(photograph(seed)) for seed in SEEDS])
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_planted_copies_are_found_and_nothing_else(kind: str, originals: NDArray[np.uint8]) -> None:
+    copies = np.stack([thumbnail(PLANTED[kind](photograph(seed), seed)) for seed in SEEDS])
+    pairs = find_twins(np.concatenate([originals, copies]), BITS).pairs.tolist()
+    expected = [[index, index + len(originals)] for index in range(len(originals))]
+    assert sum(pair in pairs for pair in expected) >= 0.95 * len(expected)
+    assert [pair for pair in pairs if pair not in expected] == []
+
+
+def test_mirrored_pictures_are_others(originals: NDArray[np.uint8]) -> None:
+    mirrored = originals.reshape(-1, 16, 16)[:, :, ::-1].reshape(-1, 256)
+    assert len(find_twins(np.concatenate([originals, mirrored]), BITS).pairs) == 0
+
+
+def test_the_order_of_the_pictures_does_not_matter(originals: NDArray[np.uint8]) -> None:
+    noisy = np.clip(originals + np.random.default_rng(0).integers(-9, 10, originals.shape), 0, 255).astype(np.uint8)
+    pictures = np.concatenate([originals, noisy])
+    expected = {tuple(pair) for pair in find_twins(pictures, BITS).pairs.tolist()}
+    assert expected
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(pictures))
+        found = order[find_twins(pictures[order], BITS).pairs]
+        assert {tuple(sorted(pair)) for pair in found.tolist()} == expected
+
+
+def test_a_hash_does_not_depend_on_its_neighbours(originals: NDArray[np.uint8]) -> None:
+    together = hashes(np.tile(originals, (80, 1)))
+    for row in (0, 7, 4095, 4096, 4799):
+        alone = hashes(originals[row % len(originals)][None])
+        assert np.array_equal(together.codes[row], alone.codes[0])
+        assert np.array_equal(together.weakest[row], alone.weakest[0])
+
+
+def test_a_crowd_of_equal_pictures_stays_together_without_comparing_all_with_all() -> None:
+    crowd = np.tile(thumbnail(photograph(1)), (1000, 1))
+    twins = find_twins(crowd, BITS)
+    assert len(twins.pairs) < 1000 * 100
+    assert set(clusters(twins, 1000).tolist()) == {0}
+
+
+def test_constant_pictures_look_like_nothing() -> None:
+    assert len(find_twins(np.full((50, 256), 90, np.uint8), BITS).pairs) == 0
+
+
+def chain(length: int, correlation: float) -> Twins:
+    pairs = np.stack([np.arange(length - 1), np.arange(1, length)], axis=1)
+    return Twins(pairs, np.full(length - 1, correlation))
+
+
+def test_a_cluster_is_named_by_its_smallest_row_and_a_row_alone_by_none() -> None:
+    twins = Twins(np.array([[1, 4], [2, 3], [4, 5]]), np.array([0.99, 0.99, 0.99]))
+    assert clusters(twins, 7).tolist() == [-1, 1, 2, 2, 1, 1, -1]
+
+
+def test_a_chain_does_not_glue_the_data_set_together() -> None:
+    weak = chain(1000, MIN_CORRELATION)
+    assert np.bincount(clusters(weak, 1000) + 1)[1:].max(initial=0) <= 20
+
+
+def test_a_chain_below_the_limit_and_a_crowd_of_real_copies_stay() -> None:
+    assert set(clusters(chain(20, MIN_CORRELATION), 1000)[:20].tolist()) == {0}
+    assert set(clusters(chain(1000, 0.999), 1000).tolist()) == {0}
+
+
+def test_no_pictures_have_no_twins() -> None:
+    assert len(find_twins(np.zeros((0, 256), np.uint8), BITS).pairs) == 0
+    assert len(find_twins(np.zeros((1, 256), np.uint8), BITS).pairs) == 0

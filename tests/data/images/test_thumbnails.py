@@ -1,0 +1,29 @@
+"""Thumbnails come back from their file as they went in, whatever was refused between them."""
+
+import numpy as np
+import pyarrow as pa
+
+from slipway.data.images.inspection import FACTS
+from slipway.data.images.thumbnails import thumbnail_file
+
+
+def facts(*thumbnails: bytes | None) -> pa.RecordBatch:
+    """Rows of FACTS with nothing but these."""
+    nulls = [None] * len(thumbnails)
+    columns = [pa.array(thumbnails if field.name == "thumbnail" else nulls, field.type) for field in FACTS]
+    return pa.RecordBatch.from_arrays(columns, schema=FACTS)
+
+
+def test_a_thumbnail_is_found_by_the_number_of_its_row() -> None:
+    batch = facts(b"a" * 256, None, b"b" * 256, b"c" * 256)
+    with thumbnail_file() as file:
+        taken = [file.take_from(batch), file.take_from(batch.slice(2))]
+        assert [part.schema for part in taken] == [file.schema] * 2
+        thumbnails = file.at(np.array([5, 0, 2]))
+        assert thumbnails[:][:, 0].tobytes() == b"cab"
+        assert thumbnails[np.array([1, 1])].tobytes() == b"a" * 512
+
+
+def test_no_picture_needs_no_pages() -> None:
+    with thumbnail_file() as file:
+        assert len(file.at(np.zeros(0, np.int64))) == 0

@@ -1,0 +1,467 @@
+"""Archives of a data set: unpacked once and whole, or refused with every bad member named, nothing outside and no link ever made."""
+
+import gzip
+import io
+import random
+import resource
+import shutil
+import stat
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.data.sources.archives import ArchiveLimits, name_problem, unpack, unpacked
+from slipway.data.sources.sources import read_samples
+from slipway.system.errors import DataError, UnavailableError
+from tests.data.pictures import data_params, picture, write_folder
+
+LIMITS = ArchiveLimits(max_members=100, max_ratio=200)
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
+EVERY_KIND = pytest.mark.parametrize("ending", ENDINGS)
+FOLDER = {f"{label}/{number}.png": picture(10 * ord(label) + number) for label in "ab" for number in range(3)}
+
+
+def pack(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    """An archive of files with exactly these names, in this order."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members:
+                info = zipfile.ZipInfo(name)
+                info.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(info, content)
+        return path
+    with tarfile.open(path, "w" if path.suffix == ".tar" else "w:gz") as archive:
+        for name, content in members:
+            tarinfo = tarfile.TarInfo(name)
+            tarinfo.size = len(content)
+            archive.addfile(tarinfo, io.BytesIO(content))
+    return path
+
+
+def tar_of(path: Path, *members: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(tarfile.TarInfo("a/fine.png"))
+        for member in members:
+            archive.addfile(member)
+    return path
+
+
+def tar_member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+def zip_with(path: Path, name: str, change: Callable[[zipfile.ZipInfo], None]) -> Path:
+    info = zipfile.ZipInfo(name)
+    change(info)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/fine.png", b"fine")
+        archive.writestr(info, b"/etc/passwd")
+    return path
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(name="guarded")
+def _guarded(tmp_path: Path) -> Iterator[Path]:
+    """The folder to unpack below; afterwards nothing may lie beside it, and no link anywhere."""
+    (tmp_path / "inside").mkdir()
+    yield tmp_path / "inside" / "archives"
+    assert intruders(tmp_path) == []
+
+
+def intruders(root: Path) -> list[str]:
+    """What lies outside of `inside/archives`, and what is a link or no file, anywhere."""
+    found = [path for path in root.iterdir() if path.name not in {"inside", *(f"in{ending}" for ending in ENDINGS)}]
+    found += [path for path in (root / "inside").iterdir() if path.name != "archives"]
+    found += [path for path in root.rglob("*") if path.is_symlink() or not (path.is_file() or path.is_dir())]
+    found += [path for path in root.rglob("*") if path.is_file() and path.stat().st_nlink > 1]
+    return sorted({path.relative_to(root).as_posix() for path in found})
+
+
+def test_a_careless_unpacking_is_noticed(tmp_path: Path) -> None:
+    """The twin of every test with `guarded`: the same archive, unpacked with full trust."""
+    (tmp_path / "inside" / "archives").mkdir(parents=True)
+    path = tar_of(tmp_path / "in.tar", tar_member("a/link", tarfile.SYMTYPE, "/etc/passwd"), tarfile.TarInfo("../evil"))
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path / "inside" / "archives", filter="fully_trusted")
+    assert intruders(tmp_path) == ["inside/archives/a/link", "inside/evil"]
+
+
+def refusal(path: Path, folder: Path, limits: ArchiveLimits = LIMITS) -> str:
+    with pytest.raises(DataError) as raised:
+        unpack(path, folder, limits)
+    assert not [entry for entry in folder.glob("*") if entry.name != "refused.txt"], "something was left behind"
+    return str(raised.value)
+
+
+# what is unpacked
+
+
+@EVERY_KIND
+def test_an_archive_of_a_folder_gives_the_same_samples_as_the_folder(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = pack(tmp_path / f"in{ending}", list(FOLDER.items()))
+    plain = write_folder(tmp_path / "plain", {label: [FOLDER[f"{label}/{number}.png"] for number in range(3)] for label in "ab"})
+    found = list(read_samples(unpacked(data_params(path), LIMITS)))
+    assert found == list(read_samples(data_params(plain)))
+    assert len(found) == 6
+
+
+@EVERY_KIND
+def test_one_folder_at_the_top_is_looked_through_and_macos_leftovers_are_no_class(guarded: Path, ending: str) -> None:
+    members = [*((f"photos/{name}", content) for name, content in FOLDER.items()), ("__MACOSX/photos/a/._1.png", b"x"), (".DS_Store", b"x")]
+    folder = unpack(pack(guarded.parents[1] / f"in{ending}", members), guarded, LIMITS)
+    assert everything(folder) == FOLDER
+
+
+@EVERY_KIND
+def test_a_table_with_its_images_is_found(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    members = [("./table.csv", b"image,label\nimages/1.png,cat\n"), ("./images/1.png", picture(1))]
+    [sample] = read_samples(unpacked(data_params(pack(tmp_path / f"in{ending}", members)), LIMITS))
+    assert (sample.source, sample.label, sample.payload) == ("0:images/1.png", "cat", picture(1))
+
+
+def test_what_is_no_archive_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "folder.zip").mkdir()
+    for name in ("folder.zip", "missing.zip", "table.csv"):
+        data = data_params(tmp_path / name)
+        assert unpacked(data, LIMITS) is data
+
+
+@EVERY_KIND
+def test_a_second_run_reuses_what_is_there_and_a_damaged_copy_is_made_anew(guarded: Path, ending: str) -> None:
+    path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
+    first = unpack(path, guarded, LIMITS)
+    stamp = (first / "a/1.png").stat().st_ino
+    assert unpack(path, guarded, LIMITS) == first
+    assert (first / "a/1.png").stat().st_ino == stamp
+    (first / "b/2.png").unlink()
+    assert everything(unpack(path, guarded, LIMITS)) == FOLDER
+
+
+def test_an_archive_inside_is_just_a_file(guarded: Path) -> None:
+    inner = pack(guarded.parents[1] / "in.zip", [("../evil", b"x")]).read_bytes()
+    folder = unpack(pack(guarded.parents[1] / "in.tar", [("a/1.zip", inner), ("b/2.png", b"x")]), guarded, LIMITS)
+    assert everything(folder)["a/1.zip"] == inner
+
+
+def test_a_backslash_separates_folders_as_a_zip_from_windows_means_it(guarded: Path) -> None:
+    folder = unpack(pack(guarded.parents[1] / "in.zip", [("a\\1.png", b"x"), ("b\\2.png", b"y")]), guarded, LIMITS)
+    assert everything(folder) == {"a/1.png": b"x", "b/2.png": b"y"}
+
+
+def test_a_name_that_is_not_utf8_is_unpacked(guarded: Path) -> None:
+    path = guarded.parents[1] / "in.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        archive.addfile(tarfile.TarInfo("a/\xfc.png"))
+        archive.addfile(tarfile.TarInfo("b/1.png"))
+    assert len(everything(unpack(path, guarded, LIMITS))) == 2
+
+
+# names
+
+
+BAD_NAMES = {
+    "../evil": "leads out",
+    "a/../../evil": "leads out",
+    "a/..": "leads out",
+    "..\\evil": "leads out",
+    "/tmp/evil": "absolute",
+    "//server/share": "absolute",
+    "\\windows\\evil": "absolute",
+    "C:\\evil": "drive letter",
+    "c:evil": "drive letter",
+    f"a/{'x' * 256}": "more than 255 bytes",
+    "a/" * 513: "a path of more than 1024",
+}
+
+
+@pytest.mark.parametrize(("name", "problem"), BAD_NAMES.items(), ids=range(len(BAD_NAMES)))
+def test_a_name_that_could_leave_the_folder_is_a_problem(name: str, problem: str) -> None:
+    assert problem in str(name_problem(name))
+
+
+@pytest.mark.parametrize("name", ["a/1.png", "./a/1.png", "a..b/..c", "a//b", "ä/ö.png", "a/" + "x" * 255, ""])
+def test_an_ordinary_name_is_none(name: str) -> None:
+    assert name_problem(name) is None
+
+
+@EVERY_KIND
+def test_every_bad_member_is_named_in_one_pass(guarded: Path, ending: str) -> None:
+    members = [("a/1.png", b"x"), *((name, b"evil") for name in BAD_NAMES), ("b/1.png", b"x")]
+    text = refusal(pack(guarded.parents[1] / f"in{ending}", members), guarded)
+    assert f"has {len(BAD_NAMES)} members that may not be unpacked" in text
+    listed = (guarded / "refused.txt").read_text().splitlines()
+    assert len(listed) == len(BAD_NAMES)
+    assert all(problem in line for line, problem in zip(listed, BAD_NAMES.values(), strict=True))
+
+
+@EVERY_KIND
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["a/1.png", "a/1.PNG"], "'a/1.PNG': differs from 'a/1.png' only in case"),
+        (["Cat/1.png", "cat/2.png"], "its folder differs from 'Cat' only in case"),
+        (["a/\u00fc.png", "a/u\u0308.png"], r"differs from 'a/\\xfc.png' only in case or Unicode"),
+        (["a/stra\u00dfe.png", "a/STRASSE.png"], "only in case or Unicode"),
+        (["a/1.png", "a/1.png"], "'a/1.png': there twice"),
+        (["a/1.png", "./a//1.png"], "there twice"),
+        (["a/b", "a/b/1.png"], "needs the folder 'a/b', where 'a/b' is a file"),
+        (["a/b/1.png", "a/b"], "a file where 'a/b' is a folder"),
+    ],
+)
+def test_names_that_are_one_file_on_some_machine_are_refused(guarded: Path, ending: str, names: list[str], problem: str) -> None:
+    with pytest.warns(UserWarning, match="Duplicate name") if ending == ".zip" and names[0] == names[1] else nullcontext():
+        path = pack(guarded.parents[1] / f"in{ending}", [(name, b"x") for name in names])
+    assert problem.replace("\\\\", "\\") in refusal(path, guarded)
+
+
+# kinds
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (tarfile.SYMTYPE, "a symbolic link to '/etc/passwd'"),
+        (tarfile.LNKTYPE, "a hard link to '/etc/passwd'"),
+        (tarfile.CHRTYPE, "a device, pipe"),
+        (tarfile.BLKTYPE, "a device, pipe"),
+        (tarfile.FIFOTYPE, "a device, pipe"),
+        (b"V", "a device, pipe or another special file"),
+    ],
+)
+def test_links_and_devices_in_a_tar_are_refused(guarded: Path, kind: bytes, problem: str) -> None:
+    path = tar_of(guarded.parents[1] / "in.tar", tar_member("a/evil", kind, "/etc/passwd"), tar_member("b/evil", kind, "/etc/passwd"))
+    text = refusal(path, guarded)
+    assert "has 2 members" in text
+    assert f"'a/evil': {problem}" in text
+
+
+def test_a_file_through_a_link_of_the_same_archive_is_never_written(guarded: Path) -> None:
+    outside = guarded.parents[1]
+    through = tarfile.TarInfo("door/evil")
+    text = refusal(tar_of(outside / "in.tar", tar_member("door", tarfile.SYMTYPE, str(outside)), through), guarded)
+    assert "'door': a symbolic link" in text
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [(stat.S_IFLNK, "a symbolic link"), (stat.S_IFCHR, "a device"), (stat.S_IFIFO, "a device"), (stat.S_IFSOCK, "a device")],
+)
+def test_links_and_devices_in_a_zip_are_refused(guarded: Path, mode: int, problem: str) -> None:
+    path = zip_with(guarded.parents[1] / "in.zip", "a/evil", lambda info: setattr(info, "external_attr", (mode | 0o777) << 16))
+    assert f"'a/evil': {problem}" in refusal(path, guarded)
+
+
+def patched(path: Path, signature: bytes, offset: int, value: int) -> Path:
+    """The last record with `signature` gets `value` as its 16-bit number at `offset`."""
+    content = bytearray(path.read_bytes())
+    place = content.rfind(signature) + offset
+    content[place : place + 2] = value.to_bytes(2, "little")
+    path.write_bytes(content)
+    return path
+
+
+def test_an_encrypted_member_is_refused(guarded: Path) -> None:
+    path = patched(pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 8, 1)
+    assert "'b/2': encrypted" in refusal(path, guarded)
+
+
+def test_an_unknown_compression_is_refused(guarded: Path) -> None:
+    path = patched(pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 10, 97)
+    assert "'b/2': compressed by method 97" in refusal(path, guarded)
+
+
+# size
+
+
+@EVERY_KIND
+def test_as_many_members_as_allowed_pass_and_one_more_is_refused(guarded: Path, ending: str) -> None:
+    path = pack(guarded.parents[1] / f"in{ending}", [(f"a/{number}", b"x") for number in range(10)])
+    assert "more than 9 members, which clean.max_archive_members" in refusal(path, guarded, ArchiveLimits(9, 1000))
+    assert len(everything(unpack(path, guarded, ArchiveLimits(10, 1000)))) == 10
+
+
+@pytest.mark.parametrize("ending", [".zip", ".tar.gz"])
+def test_a_bomb_of_a_thousand_to_one_is_refused(guarded: Path, ending: str) -> None:
+    path = pack(guarded.parents[1] / f"in{ending}", [("a/bomb", bytes(50 << 20))])
+    assert (50 << 20) / path.stat().st_size > 900
+    assert "which clean.max_archive_ratio does not allow" in refusal(path, guarded)
+    assert everything(unpack(path, guarded, ArchiveLimits(100, 2000))) == {"bomb": bytes(50 << 20)}
+
+
+def test_a_zip_whose_headers_lie_about_its_size_is_refused(guarded: Path) -> None:
+    """The table of contents says 1 KiB; what comes out of the stream is what counts."""
+    path = pack(guarded.parents[1] / "in.zip", [("a/bomb", bytes(50 << 20))])
+    content = path.read_bytes()
+    path.write_bytes(content.replace((50 << 20).to_bytes(4, "little"), (1024).to_bytes(4, "little")))
+    assert "'a/bomb': damaged" in refusal(path, guarded)
+
+
+def test_a_sparse_tar_that_swells_is_refused(guarded: Path) -> None:
+    """A few bytes that stand for a gigabyte of zeros, which no compressed stream gives away."""
+    member = tarfile.TarInfo("a/holes")
+    member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 30), "GNU.sparse.name": "a/holes"}
+    path = guarded.parents[1] / "in.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member)
+    assert path.stat().st_size == 10240
+    assert "clean.max_archive_ratio does not allow" in refusal(path, guarded)
+
+
+def test_a_tar_header_of_a_gigabyte_is_not_read_into_memory(guarded: Path) -> None:
+    header = tarfile.TarInfo("long")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
+    path = guarded.parents[1] / "in.tar"
+    path.write_bytes(header.tobuf() + bytes(10240))
+    assert "a header of 1073741824 bytes" in refusal(path, guarded)
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(guarded: Path) -> None:
+    entry = bytearray(zip_entry("a/0000000"))
+    entry[24:28] = (0xFFFFFFFE).to_bytes(4, "little")  # 4 GiB each, 20 TB in all
+    table = b"".join(bytes(entry[:46]) + f"a/{number:07}".encode() for number in range(5000))
+    path = guarded.parents[1] / "in.zip"
+    path.write_bytes(table + zip_end(5000, len(table)))
+    with pytest.raises(UnavailableError, match=r"unpacks to 20,480,000 MiB, .* MiB free"):
+        unpack(path, guarded, ArchiveLimits(5000, 10**9))
+    assert not list(guarded.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz"])
+def test_a_million_members_are_refused_quickly_and_in_little_memory(guarded: Path, ending: str) -> None:
+    path = million(guarded.parents[1] / f"in{ending}")
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    assert "more than 100000 members" in refusal(path, guarded, ArchiveLimits(100_000, 10**6))
+    assert time.perf_counter() - start < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
+def million(path: Path) -> Path:
+    """A million empty files, without the minutes that zipfile and tarfile take to write them."""
+    if path.suffix == ".zip":
+        entry = bytearray(zip_entry("a/0000000"))
+        table = b"".join(bytes(entry[:46]) + f"a/{number:07}".encode() for number in range(1_000_000))
+        path.write_bytes(table + zip_end(1_000_000, len(table)))
+        return path
+    header = tarfile.TarInfo("a/0000000").tobuf(tarfile.USTAR_FORMAT)
+    plain = path if path.suffix == ".tar" else path.with_suffix("")
+    with plain.open("wb") as file:
+        for number in range(1_000_000):
+            name = f"a/{number:07}".encode()
+            change = sum(name) - sum(header[:9])
+            checksum = f"{int(header[148:154], 8) + change:06o}".encode()
+            file.write(name + header[9:148] + checksum + header[154:])
+        file.write(bytes(1024))
+    if plain != path:
+        with plain.open("rb") as source, gzip.open(path, "wb", 1) as sink:
+            shutil.copyfileobj(source, sink)
+        plain.unlink()
+    return path
+
+
+def zip_end(num_members: int, num_bytes: int) -> bytes:
+    """What ends a zip64 whose table of contents is at its very beginning."""
+    end = b"PK\x06\x06" + (44).to_bytes(8, "little") + bytes(12) + num_members.to_bytes(8, "little") * 2
+    end += num_bytes.to_bytes(8, "little") + bytes(8)
+    locator = b"PK\x06\x07" + bytes(4) + num_bytes.to_bytes(8, "little") + (1).to_bytes(4, "little")
+    return end + locator + b"PK\x05\x06" + bytes(4) + b"\xff" * 12 + bytes(2)
+
+
+def zip_entry(name: str) -> bytes:
+    """The one entry of a zip's table of contents."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, b"")
+    content = buffer.getvalue()
+    return content[content.find(b"PK\x01\x02") :]
+
+
+# damage
+
+
+@EVERY_KIND
+def test_an_archive_cut_off_anywhere_is_refused(guarded: Path, ending: str) -> None:
+    path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
+    whole = path.read_bytes()
+    end = len(whole.rstrip(b"\0")) if ending == ".tar" else len(whole)  # a tar ends in padding, of which two blocks are needed
+    for size in [0, 10, 511, 512, 1024, end // 3, end // 2, end - 1]:
+        path.write_bytes(whole[:size])
+        assert "damaged" in refusal(path, guarded), size
+
+
+def test_a_damaged_member_of_a_zip_is_named(guarded: Path) -> None:
+    path = pack(guarded.parents[1] / "in.zip", list(FOLDER.items()))
+    content = bytearray(path.read_bytes())
+    content[content.find(b"b/1.png") + 40] ^= 0xFF
+    path.write_bytes(content)
+    text = refusal(path, guarded)
+    assert "has 1 member that" in text
+    assert "'b/1.png': damaged" in text
+
+
+def test_a_damaged_header_in_the_middle_of_a_tar_is_not_taken_for_its_end(guarded: Path) -> None:
+    path = pack(guarded.parents[1] / "in.tar", list(FOLDER.items()))
+    content = bytearray(path.read_bytes())
+    content[content.find(b"b/0.png") + 150] ^= 0xFF
+    path.write_bytes(content)
+    assert "no mark at its end" in refusal(path, guarded)
+
+
+def test_data_after_the_end_of_a_tar_is_not_lost_in_silence(guarded: Path) -> None:
+    path = pack(guarded.parents[1] / "in.tar", list(FOLDER.items()))
+    path.write_bytes(path.read_bytes() * 2)
+    assert "data after the mark" in refusal(path, guarded)
+
+
+@EVERY_KIND
+def test_an_empty_archive_is_refused(guarded: Path, ending: str) -> None:
+    assert "holds no files" in refusal(pack(guarded.parents[1] / f"in{ending}", []), guarded, ArchiveLimits(10, 10**6))
+
+
+@pytest.mark.parametrize(
+    ("ending", "packed_as", "looks"),
+    [
+        (".tar", ".tar.gz", "a gzip archive"),
+        (".tar.gz", ".tar", "a tar archive"),
+        (".zip", ".tar", "a tar archive"),
+        (".tar", ".zip", "a ZIP archive"),
+    ],
+)
+def test_an_archive_with_anothers_ending_says_what_it_is(guarded: Path, ending: str, packed_as: str, looks: str) -> None:
+    path = pack(guarded.parents[1] / f"in{packed_as}", list(FOLDER.items())).rename(guarded.parents[1] / f"in{ending}")
+    text = refusal(path, guarded)
+    assert f"It looks like {looks}" in text
+    assert "give it the ending of what it is" in text
+
+
+@pytest.mark.slow
+@EVERY_KIND
+def test_flipped_bits_crash_nothing_and_lose_nothing(guarded: Path, ending: str) -> None:
+    path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
+    whole, generator = path.read_bytes(), random.Random(7)
+    outcomes: dict[str, int] = {"whole": 0, "refused": 0}
+    for _ in range(300):
+        content = bytearray(whole)
+        content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path.write_bytes(content)
+        try:
+            found: dict[str, Any] = everything(unpack(path, guarded, LIMITS))
+        except DataError:
+            outcomes["refused"] += 1
+            continue
+        outcomes["whole"] += 1
+        assert len(found) == len(FOLDER)
+    assert outcomes["refused"] > 50

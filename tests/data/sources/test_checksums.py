@@ -1,0 +1,151 @@
+"""The user's own digests: every file that is altered, gone or not listed is named, and the list itself is checked."""
+
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from slipway.config.sections import DataParams
+from slipway.data.images.cleaning import Cleaned
+from slipway.data.sources.checksums import read_digests
+from slipway.data.sources.sources import read_samples
+from slipway.system.errors import DataError
+from slipway.system.files import sha256_bytes
+from tests.data.pictures import cleaned_by, data_params, picture, write_folder, write_parquet
+from tests.project_params import clean_params
+
+
+@pytest.fixture(name="data")
+def _data(tmp_path: Path) -> DataParams:
+    root = write_folder(tmp_path / "images", {"cat": [picture(0), picture(1)], "dog": [picture(2), picture(3)]})
+    lines = [f"{sha256_bytes(path.read_bytes())}  {path.relative_to(root).as_posix()}\n" for path in sorted(root.rglob("*.png"))]
+    (root / "SHA256SUMS").write_text("".join(lines))
+    return data_params(root, digests=str(root / "SHA256SUMS"))
+
+
+def clean(data: DataParams) -> Cleaned:
+    params = clean_params(rules=dict.fromkeys(("blurred", "near_duplicate"), "off"))
+    listed = read_digests(Path(str(data.digests)), Path(data.path))
+    return cleaned_by(partial(read_samples, data, read_files=False), params, data.task, digests=listed)
+
+
+def refused(cleaned: Cleaned) -> dict[str, str]:
+    return {row["source"]: row["rule"] for row in cleaned.quarantine.to_pylist()}
+
+
+def test_files_as_they_are_listed_are_kept_and_the_list_is_no_sample(data: DataParams) -> None:
+    cleaned = clean(data)
+    assert (cleaned.num_read, cleaned.rows.num_rows, refused(cleaned)) == (4, 4, {})
+
+
+def test_altered_gone_and_unlisted_files_are_named(data: DataParams) -> None:
+    root = Path(data.path)
+    (root / "cat" / "0.png").write_bytes(picture(7))
+    (root / "dog" / "0.png").unlink()
+    (root / "dog" / "new.png").write_bytes(picture(8))
+    cleaned = clean(data)
+    assert refused(cleaned) == {"cat/0.png": "digest_mismatch", "dog/0.png": "missing_file", "dog/new.png": "not_listed"}
+    assert cleaned.rows.num_rows + cleaned.quarantine.num_rows == cleaned.num_read == 5
+
+
+def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_altered(data: DataParams) -> None:
+    (Path(data.path) / "cat" / "0.png").write_bytes(picture(0)[:-80])
+    [row] = clean(data).quarantine.to_pylist()
+    assert row["rule"] == "truncated"
+    assert row["detail"].endswith("its SHA-256 is not the one in data.digests, either")
+
+
+def test_the_images_that_a_csv_names_are_checked_under_their_path(data: DataParams) -> None:
+    root = Path(data.path)
+    (root / "a.csv").write_text("image,label\ncat/0.png,cat\ndog/0.png,dog\ncat/1.png,cat\ndog/1.png,dog\n")
+    (root / "cat" / "1.png").write_bytes(picture(9))
+    listed = data.model_copy(update={"path": str(root / "a.csv")})
+    assert refused(clean(listed)) == {"2:cat/1.png": "digest_mismatch"}
+
+
+def test_a_listed_table_is_checked_itself_and_not_the_images_inside(tmp_path: Path) -> None:
+    table = write_parquet(tmp_path / "a.parquet", [picture(0), picture(1)], ["cat", "dog"])
+    (tmp_path / "sums").write_text(f"{sha256_bytes(table.read_bytes())}  a.parquet\n")
+    data = data_params(table, digests=str(tmp_path / "sums"))
+    assert refused(clean(data)) == {}
+    (tmp_path / "sums").write_text(f"{'0' * 64} *a.parquet\n")
+    assert refused(clean(data)) == {"a.parquet": "digest_mismatch"}
+
+
+ODD = ["new\nline.png", "carriage\r.png", "back\\slash.png", "separator\u2028\x0c.png", "bad\udcff.png"]
+
+
+def write_odd_names(root: Path) -> None:
+    """Pictures with names of all kinds, and the list that sha256sum itself makes of them."""
+    for seed, name in enumerate(ODD):
+        (root / "cat" / name).write_bytes(picture(20 + seed))
+    files = [path.relative_to(root) for path in sorted(root.rglob("*.png"))]
+    with (root / "SHA256SUMS").open("wb") as sums:
+        subprocess.run(["sha256sum", "--", *files], cwd=root, stdout=sums, check=True)
+
+
+def test_odd_names_are_found_in_the_list(data: DataParams) -> None:
+    root = Path(data.path)
+    write_odd_names(root)
+    assert (clean(data).rows.num_rows, refused(clean(data))) == (4 + len(ODD), {})
+
+
+def test_odd_names_are_checked_too(data: DataParams) -> None:
+    """The twin: what is altered under such a name is seen."""
+    root = Path(data.path)
+    write_odd_names(root)
+    for seed, name in enumerate(ODD):
+        (root / "cat" / name).write_bytes(picture(30 + seed))
+    assert list(refused(clean(data)).values()) == ["digest_mismatch"] * len(ODD)
+
+
+def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> None:
+    root, sums = Path(data.path), Path(str(data.digests))
+    (root / "cat").rename(root / "3:cat")
+    sums.write_text(sums.read_text().replace("cat/", "3:cat/"))
+    assert refused(clean(data)) == {}
+    (root / "3:cat" / "0.png").write_bytes(picture(7))
+    (root / "3:cat" / "new.png").write_bytes(picture(8))
+    assert refused(clean(data)) == {"3:cat/0.png": "digest_mismatch", "3:cat/new.png": "not_listed"}
+
+
+def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
+    sums = Path(str(data.digests))
+    sums.write_bytes(b"\xef\xbb\xbf" + sums.read_bytes().replace(b"  ", b" *").replace(b"\n", b"\r\n"))
+    assert (clean(data).rows.num_rows, refused(clean(data))) == (4, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "it lists no file"),
+        ("abc  a.png\n", "line 1: 'abc  a.png' is not 'SHA-256  path'"),
+        (f"{'0' * 64}  a.png\n{'1' * 64}  a.png\n", "line 2: 'a.png' is listed before with another digest"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "sums").write_text(content)
+    with pytest.raises(DataError, match="sha256sum") as raised:
+        read_digests(tmp_path / "sums", tmp_path)
+    assert words in str(raised.value)
+
+
+def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_digests(tmp_path / "sums", tmp_path)
+
+
+def test_a_table_is_checked_as_the_file_that_it_is(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("a,label\n1,x\n")
+    listing = tmp_path / "SHA256SUMS"
+    listing.write_text(f"{sha256_bytes(table.read_bytes())}  ./t.csv\n")
+    for data_path in (table, tmp_path):
+        read_digests(listing, data_path).check_file(table)
+    table.write_text("a,label\n2,x\n")
+    with pytest.raises(DataError, match="altered after it was listed"):
+        read_digests(listing, table).check_file(table)
+    listing.write_text(f"{sha256_bytes(table.read_bytes())}  u.csv\n")
+    with pytest.raises(DataError, match=r"does not list 't.csv'"):
+        read_digests(listing, table).check_file(table)

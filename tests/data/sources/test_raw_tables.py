@@ -1,0 +1,130 @@
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipway.data.sources.raw_tables import RawColumn, read_raw_table
+from slipway.system.errors import DataError
+from tests.data.raw_files import write_csv
+
+
+def cells(column: RawColumn) -> list[object]:
+    return [None if code < 0 else column.values[int(code)].as_py() for code in column.codes]
+
+
+def test_a_csv_is_read_by_distinct_cells(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", "a,b\n1, x \n2,y\n1,x\n"))
+    assert cells(table.columns["a"]) == ["1", "2", "1"]
+    assert cells(table.columns["b"]) == ["x", "y", "x"]
+    assert len(table.columns["a"].values) == 2
+
+
+def test_names_are_stripped_like_cells_and_must_differ_then(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", " a , b b ,\ty\n1, 2,3\n"))
+    assert list(table.columns) == [column.name for column in table.columns.values()] == ["a", "b b", "y"]
+    assert cells(table.columns["b b"]) == ["2"]
+    with pytest.raises(DataError, match="'a' 2 times"):
+        read_raw_table(write_csv(tmp_path / "t.csv", "a, a\n1,2\n"))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_columns_are_separated_by_comma_semicolon_or_tab(tmp_path: Path, mark: str) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", f"a{mark}b\r\n1{mark}2\r\n"))
+    assert cells(table.columns["b"]) == ["2"]
+
+
+def test_rows_of_a_wrong_length_are_named_by_number_and_the_rest_is_read(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n"1\n1",2\n3\n\n4,5\n6,7,8\n9,10\n'))
+    assert table.malformed == [(1, "1 columns, the header has 2"), (3, "3 columns, the header has 2")]
+    assert table.numbers.tolist() == [0, 2, 4]
+    assert cells(table.columns["b"]) == ["2", "5", "10"]
+    assert table.num_read == 5
+
+
+def test_a_byte_order_mark_and_a_missing_last_newline_are_no_content(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", b"\xef\xbb\xbfa,b\n1,2"))
+    assert list(table.columns) == ["a", "b"]
+    assert cells(table.columns["b"]) == ["2"]
+
+
+def test_bytes_that_are_no_utf8_spoil_their_cell_alone(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", b"a,b\n1,\xff\n2,x\n"))
+    assert cells(table.columns["b"]) == ["\ufffd", "x"]
+
+
+def test_a_malformed_row_that_is_no_utf8_is_named_too(tmp_path: Path) -> None:
+    table = read_raw_table(write_csv(tmp_path / "t.csv", b"a,b\n1,\xff,3\n2,x\n"))
+    assert table.malformed == [(0, "3 columns, the header has 2")]
+    assert table.numbers.tolist() == [1]
+
+
+def test_a_row_longer_than_a_block_is_read(tmp_path: Path) -> None:
+    long = "x" * 9_000_000
+    table = read_raw_table(write_csv(tmp_path / "t.csv", f"a,b\n1,2\n{long},3\n4,5\n"))
+    assert cells(table.columns["a"]) == ["1", long, "4"]
+
+
+def test_a_quote_that_does_not_close_is_an_error_and_swallows_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not close"):
+        read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n1,"2\n3,4\n5,6\n'))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"a,a\n1,2\n", "'a' 2 times"),
+        (b"\xff,b\n1,2\n", "not a readable CSV"),
+    ],
+)
+def test_what_is_no_csv_is_a_data_error(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_raw_table(write_csv(tmp_path / "t.csv", content))
+
+
+def test_what_is_no_parquet_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a readable Parquet file"):
+        read_raw_table(write_csv(tmp_path / "t.parquet", b"PAR1 nonsense PAR1"))
+
+
+def test_parquet_types_become_text_numbers_and_booleans(tmp_path: Path) -> None:
+    moment = datetime(2026, 11, 20, 12, 30, tzinfo=UTC)
+    columns = {
+        "int": pa.array([1, None], pa.int32()),
+        "float": pa.array([1.5, None], pa.float32()),
+        "decimal": pa.array([Decimal("2.5"), None]),
+        "bool": pa.array([True, None]),
+        "text": pa.array(["x", None]),
+        "dictionary": pa.array(["x", None]).dictionary_encode(),
+        "date": pa.array([date(2026, 11, 20), None]),
+        "naive": pa.array([moment.replace(tzinfo=None), None], pa.timestamp("ns")),
+        "zoned": pa.array([moment, None], pa.timestamp("ms", "Europe/Berlin")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    found = {name: cells(column)[0] for name, column in read_raw_table(tmp_path / "t.parquet").columns.items()}
+    times = {name: datetime.fromisoformat(str(found.pop(name))) for name in ("naive", "zoned")}
+    assert times["naive"] == moment.replace(tzinfo=None)
+    assert times["zoned"].replace(tzinfo=UTC) == moment
+    expected = {"int": 1.0, "float": 1.5, "decimal": 2.5, "bool": True, "text": "x", "dictionary": "x", "date": "2026-11-20"}
+    assert found == expected
+    assert all(cells(column)[1] is None for column in read_raw_table(tmp_path / "t.parquet").columns.values())
+
+
+def test_a_type_without_a_kind_is_kept_as_other(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"list": [[1], [2]]}), tmp_path / "t.parquet")
+    column = read_raw_table(tmp_path / "t.parquet").columns["list"]
+    assert column.stored == "other"
+    assert np.array_equal(column.codes, [-1, -1])
+
+
+def test_a_file_that_is_no_parquet_is_named_in_sentences(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 and nothing that is Parquet")
+    with pytest.raises(DataError, match="is not a readable Parquet file") as refused:
+        read_raw_table(path)
+    assert ".." not in str(refused.value).replace(str(path), "")

@@ -1,0 +1,343 @@
+"""Reading raw samples: three layouts give one record; what is wrong is named."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slipway.config.sections import DataParams
+from slipway.data.sources.samples import RawSample
+from slipway.data.sources.sources import count_samples, read_samples
+from slipway.data.tables.source import find_table
+from slipway.system.errors import DataError
+from tests.data.pictures import data_params, picture, write_folder, write_parquet
+from tests.project_params import PROJECT
+
+
+def read(path: Path, **changes: Any) -> list[RawSample]:
+    return list(read_samples(data_params(path, **changes)))
+
+
+def faults(samples: list[RawSample]) -> list[str | None]:
+    return [sample.fault.rule if sample.fault else None for sample in samples]
+
+
+def test_a_folder_gives_its_sub_folders_as_classes(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images", {"dog": [picture(1)], "cat": [picture(2), picture(3)]})
+    samples = read(tmp_path / "images")
+    assert [(sample.source, sample.label) for sample in samples] == [("cat/0.png", "cat"), ("cat/1.png", "cat"), ("dog/0.png", "dog")]
+    assert samples[2].payload == picture(1)
+
+
+def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat/indoors": [picture(1)]})
+    assert [(sample.source, sample.label) for sample in read(tmp_path)] == [("cat/indoors/0.png", "cat")]
+
+
+def test_a_parquet_file_gives_its_rows(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["x", "y"])
+    assert read(path) == [
+        RawSample("0:0.png", picture(1), "x", None, None, None),
+        RawSample("1:1.png", picture(2), "y", None, None, None),
+    ]
+
+
+def test_a_plain_binary_column_is_read_too(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": pa.array([picture(1)], pa.large_binary()), "label": ["x"]}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [RawSample("0", picture(1), "x", None, None, None)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_paths_in_a_table_are_relative_to_the_table(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "1.png").write_bytes(picture(1))
+    table = tmp_path / f"table.{ending}"
+    if ending == "csv":
+        table.write_text("image,label\nimages/1.png, cat\n")
+    else:
+        pq.write_table(pa.table({"image": ["images/1.png"], "label": ["cat"]}), table)
+    assert read(table) == [RawSample("0:images/1.png", picture(1), "cat", None, None, None)]
+
+
+def test_a_folder_with_one_table_at_its_top_is_that_table(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"images": [picture(1)]})
+    (tmp_path / "counts.csv").write_text("image,label\nimages/0.png,cat\n")
+    assert read(tmp_path) == read(tmp_path / "counts.csv") == [RawSample("0:images/0.png", picture(1), "cat", None, None, None)]
+
+
+def test_a_folder_with_two_tables_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.parquet"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=r"2 tables \(a.csv, b.parquet\), expected one"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "/etc/hostname", "..\\secret.png"])
+def test_a_path_that_leads_out_of_the_folder_is_never_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.png").write_bytes(picture(1))
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "table.csv").write_text(f"image,label\n{name},cat\n")
+    samples = read(tmp_path / "inside" / "table.csv")
+    assert faults(samples) == ["outside_folder"]
+    assert samples[0].payload == b""
+
+
+def test_a_missing_file_that_lies_one_folder_deeper_is_pointed_at(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"images": [picture(1)]})
+    (tmp_path / "table.csv").write_text("image,label\n0.png,cat\n")
+    fault = read(tmp_path / "table.csv")[0].fault
+    assert fault is not None
+    assert fault.rule == "missing_file"
+    assert "images/0.png does" in fault.detail
+
+
+@pytest.mark.parametrize(
+    ("cell", "rule", "target"),
+    [
+        ("1.5", None, 1.5),
+        (" -2e3 ", None, -2000.0),
+        ("", "missing_target", None),
+        ("many", "not_a_number", None),
+        ("inf", "non_finite_target", None),
+        ("nan", "non_finite_target", None),
+    ],
+)
+def test_a_target_is_a_finite_number_or_a_fault(tmp_path: Path, cell: str, rule: str | None, target: float | None) -> None:
+    write_folder(tmp_path, {"images": [picture(1)]})
+    (tmp_path / "table.csv").write_text(f"image,count\nimages/0.png,{cell}\n")
+    [found] = read(tmp_path / "table.csv", task="image_regression", target_column="count")
+    assert (faults([found]), found.target, found.label) == ([rule], target, None)
+
+
+def test_labels_keep_their_zeros_and_lose_their_blanks(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"images": [picture(1)]})
+    (tmp_path / "table.csv").write_text("image,label\nimages/0.png,007\nimages/0.png,  \nimages/0.png, a b \n")
+    samples = read(tmp_path / "table.csv")
+    assert [sample.label for sample in samples] == ["007", None, "a b"]
+    assert faults(samples) == [None, "missing_label", None]
+
+
+def test_numbers_as_classes_become_their_text(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], [3.0, None])
+    samples = read(path)
+    assert [sample.label for sample in samples] == ["3", None]
+    assert faults(samples) == [None, "missing_label"]
+
+
+def test_an_empty_image_cell_is_a_fault(tmp_path: Path) -> None:
+    assert faults(read(write_parquet(tmp_path / "a.parquet", [None], ["x"]))) == ["missing_image"]
+
+
+def test_an_empty_group_is_a_fault_where_groups_are_used(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["x", "y"], patient=["p1", None])
+    assert faults(read(path)) == [None, None]
+    samples = read(path, group_column="patient")
+    assert faults(samples) == [None, "missing_group"]
+    assert samples[0].group == "p1"
+
+
+def test_a_row_with_too_few_columns_is_one_fault_and_the_rest_is_read(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"images": [picture(1)]})
+    (tmp_path / "table.csv").write_text("image,label\nimages/0.png\nimages/0.png,x\n")
+    assert faults(read(tmp_path / "table.csv")) == ["malformed_row", None]
+
+
+def test_what_is_no_regular_file_is_a_fault_and_does_not_hang(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    assert faults(read(tmp_path)) == [None, "unreadable"]
+
+
+def test_a_file_beside_the_class_folders_has_no_label(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    (tmp_path / "stray.png").write_bytes(picture(2))
+    (tmp_path / ".hidden").write_bytes(b"")
+    assert [(sample.source, sample.label) for sample in read(tmp_path)] == [("cat/0.png", "cat"), ("stray.png", None)]
+    assert faults(read(tmp_path)) == [None, "missing_label"]
+
+
+@pytest.mark.parametrize("layout", ["folder", "parquet", "csv"])
+def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str) -> None:
+    payloads = [picture(seed) for seed in range(600)]
+    write_folder(tmp_path / "images", {"cat": payloads})
+    path = tmp_path / "images"
+    if layout == "parquet":
+        path = write_parquet(tmp_path / "a.parquet", payloads, ["cat"] * 600)
+    if layout == "csv":
+        path = tmp_path / "a.csv"
+        path.write_text("image,label\n" + "".join(f"images/cat/{index}.png,cat\n" for index in range(600)))
+    everything = read(path)
+    wanted = [everything[index].source for index in (3, 299, 599)]
+    again = list(read_samples(data_params(path), wanted))
+    assert sorted(again, key=str) == sorted((everything[index] for index in (3, 299, 599)), key=str)
+    assert len({sample.source for sample in everything}) == 600
+
+
+@pytest.mark.parametrize("key", sorted(set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "digests", "columns"}))
+def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_alone(tmp_path: Path, key: str) -> None:
+    table = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["1", "2"], other=["2", "1"])
+    changes = {"label_map": {"1": "one"}, "classes": ["1", "3"], "engine": "ray"}
+    found = [(sample.source, sample.payload) for sample in read(table, **{key: changes.get(key, "other")})]
+    assert found == [(sample.source, sample.payload) for sample in read(table)]
+
+
+def test_another_image_column_gives_other_bytes(tmp_path: Path) -> None:
+    table = write_parquet(tmp_path / "a.parquet", [picture(1)], ["1"], other=[picture(2)])
+    assert [sample.payload for sample in read(table, image_column="other")] == [picture(2)]
+
+
+def test_samples_are_counted_where_that_is_cheap(tmp_path: Path) -> None:
+    write_folder(tmp_path / "images", {"cat": [picture(1), picture(2)]})
+    (tmp_path / "a.csv").write_text("image,label\n")
+    assert count_samples(data_params(tmp_path / "images")) == 2
+    assert count_samples(data_params(write_parquet(tmp_path / "a.parquet", [picture(1)], ["x"]))) == 1
+    assert count_samples(data_params(tmp_path / "a.csv")) is None
+
+
+def _allocated_by_first_row(samples: Iterator[Any]) -> int:
+    before = pa.total_allocated_bytes()
+    next(samples)
+    return int(pa.total_allocated_bytes() - before)
+
+
+def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
+    path, size = tmp_path / "a.parquet", 40_000_000
+    table = pa.table({"image": pa.array([os.urandom(100_000) for _ in range(size // 100_000)], pa.binary()), "label": ["x"] * 400})
+    pq.write_table(table, path, write_batch_size=16, use_dictionary=False)
+    assert pq.ParquetFile(path).metadata.num_row_groups == 1
+    assert _allocated_by_first_row(read_samples(data_params(path))) < size / 2
+    assert _allocated_by_first_row(pq.ParquetFile(path).iter_batches(1)) > size / 2  # what it would be otherwise
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: None, ["does not exist", "sub-folder per class"]),
+        (lambda root: root.mkdir(), ["empty folder", "sub-folder per class"]),
+        (lambda root: (root.mkdir(), (root / "a.png").touch()), ["1 files (a.png)", "no sub-folder"]),
+        (lambda root: (root / "cat").mkdir(parents=True), ["1 sub-folders (cat) without any file"]),
+        (lambda root: root.write_text("x"), ["expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz"]),
+    ],
+)
+def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(tmp_path: Path, make: Any, words: list[str]) -> None:
+    make(tmp_path / "data")
+    with pytest.raises(DataError) as raised:
+        read(tmp_path / "data")
+    assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize("read_it", [count_samples, find_table])
+def test_an_address_is_refused_with_how_to_fetch_it(read_it: Callable[[DataParams], object]) -> None:
+    data = data_params(Path()).model_copy(update={"path": "s3://bucket/photos.zip"})
+    with pytest.raises(DataError, match=r"is an address.*`dvc import-url s3://bucket/photos.zip data/NAME`"):
+        read_it(data)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_a_csv_without_a_line_is_called_empty(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match="is empty, expected a header and rows"):
+        read(tmp_path / "a.csv")
+
+
+def test_empty_lines_before_the_header_of_a_csv_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(picture(1))
+    (tmp_path / "a.csv").write_text("\nimage,label\n1.png,cat\n")
+    assert [(sample.source, sample.label) for sample in read(tmp_path / "a.csv")] == [("0:1.png", "cat")]
+
+
+def test_a_link_that_leads_back_is_refused_and_does_not_loop(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    (tmp_path / "cat" / "again").symlink_to(tmp_path)
+    with pytest.raises(DataError, match="leads back to a folder above it"):
+        read(tmp_path)
+
+
+def test_a_linked_class_folder_is_read(tmp_path: Path) -> None:
+    write_folder(tmp_path / "elsewhere", {"cat": [picture(1)]})
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "cat").symlink_to(tmp_path / "elsewhere" / "cat")
+    assert [sample.source for sample in read(tmp_path / "images")] == ["cat/0.png"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_no_utf8_is_read_again_under_its_escapes(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    Path(os.fsdecode(bytes(tmp_path / "cat" / "0.png") + b"\xff")).write_bytes(picture(2))
+    sources = [sample.source for sample in read(tmp_path)]
+    assert sources == ["cat/0.png", "cat/0.png\\xff"]
+    [again] = read_samples(data_params(tmp_path), sources[1:])
+    assert again.payload == picture(2)
+
+
+def test_a_folder_has_no_numeric_target(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": [picture(1)]})
+    with pytest.raises(DataError, match="'image_regression'"):
+        read(tmp_path, task="image_regression")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_every_missing_column_is_named_with_its_likeliest_neighbour(tmp_path: Path, ending: str) -> None:
+    table = pa.table({"picture": ["a"], "labels": ["b"]})
+    if ending == "csv":
+        (tmp_path / "a.csv").write_text("picture,labels\na,b\n")
+    else:
+        pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError) as raised:
+        read(tmp_path / f"a.{ending}", group_column="patient")
+    text = str(raised.value)
+    assert "has the columns picture, labels" in text
+    assert "data.target_column is 'label', which is not there; did you mean 'labels'?" in text
+    assert "data.image_column is 'image'" in text
+    assert "data.group_column is 'patient'" in text
+
+
+def test_another_separator_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("image;label\na;b\n")
+    with pytest.raises(DataError, match="not separated by commas"):
+        read(tmp_path / "a.csv")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("image,label,label\na,b,c\n")
+    with pytest.raises(DataError, match="'label' is there 2 times"):
+        read(tmp_path / "a.csv")
+
+
+def test_an_image_column_of_numbers_is_refused_with_its_type(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [1], "label": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="has the type int64, expected encoded image bytes"):
+        read(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all" * 10])
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(DataError, match="not a readable Parquet file"):
+        read(tmp_path / "a.parquet")
+
+
+def test_a_damaged_parquet_file_is_a_data_error_or_reads_as_before(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [picture(seed) for seed in range(30)], ["x"] * 30)
+    good = path.read_bytes()
+    outcomes = set()
+    for position in range(0, len(good), len(good) // 150):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 0x55]) + good[position + 1 :])
+        try:
+            outcomes.add(f"{len(read(path))} rows")
+        except DataError:
+            outcomes.add("refused")
+    assert outcomes <= {"30 rows", "refused"}
+    assert "refused" in outcomes
+
+
+@pytest.mark.parametrize("content", [b'image,label\n"a,b\n', b"image,label\n\xff\xfe,b\n"])
+def test_a_damaged_csv_is_a_data_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match="not a readable CSV"):
+        read(tmp_path / "a.csv")

@@ -1,0 +1,442 @@
+"""Splitting: a pure function of content and seed; units stay whole; what grows moves nothing that is there."""
+
+import random
+from collections import Counter, defaultdict
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipway.config.sections import SplitParams
+from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS
+from slipway.data.splits.assignment import largest_remainder
+from slipway.data.splits.report import report, summary
+from slipway.data.splits.splitting import Split, check_columns, split_rows
+from slipway.system.errors import DataError
+from tests.data.pictures import row
+from tests.project_params import split_params
+
+STABLE = split_params(assignment="stable")
+EXACT = split_params(assignment="exact")
+SEVERAL = settings(deadline=None, max_examples=40)  # a deadline would measure the machine
+BOTH = pytest.mark.parametrize("params", [STABLE, EXACT], ids=["stable", "exact"])
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=ROWS)
+
+
+def split(rows: list[dict[str, Any]], params: SplitParams = STABLE, seed: int = 7) -> Split:
+    return split_rows(table(rows), params, seed)
+
+
+def places(rows: list[dict[str, Any]], params: SplitParams = STABLE, seed: int = 7) -> dict[str, str]:
+    found = split(rows, params, seed).rows
+    return dict(zip(found["id"].to_pylist(), found["split"].to_pylist(), strict=True))
+
+
+def classes(num_rows: int, names: str = "abc", first: int = 0) -> list[dict[str, Any]]:
+    return [row(seed, names[seed % len(names)]) for seed in range(first, first + num_rows)]
+
+
+def timed(num_rows: int, **columns: Any) -> list[dict[str, Any]]:
+    return [{**row(seed, "ab"[seed % 2]), "time": float(seed), **columns} for seed in range(num_rows)]
+
+
+# a pure function of content and seed
+
+
+@BOTH
+def test_the_order_of_rows_does_not_matter(params: SplitParams) -> None:
+    rows = [{**entry, "cluster": f"c{index // 3}" if index % 2 else None} for index, entry in enumerate(classes(300))]
+    expected = split(rows, params).rows
+    for seed in range(5):
+        random.Random(seed).shuffle(rows)
+        assert split(rows, params).rows.equals(expected)
+
+
+@BOTH
+def test_the_name_of_a_file_does_not_matter(params: SplitParams) -> None:
+    renamed = [{**entry, "source": f"elsewhere/{entry['source']}"} for entry in classes(200)]
+    assert places(renamed, params) == places(classes(200), params)
+
+
+@BOTH
+def test_the_seed_decides(params: SplitParams) -> None:
+    assert places(classes(200), params, 7) == places(classes(200), params, 7)
+    assert places(classes(200), params, 7) != places(classes(200), params, 8)
+
+
+def test_the_stable_split_is_the_same_in_every_version() -> None:
+    """A change of the law would move everybody's rows: these digests must never change."""
+    found = places(classes(60))
+    assert "".join(found[row(seed)["id"]][1] for seed in range(20)) == GOLDEN
+
+
+GOLDEN = "errrrraerraraaaaarrr"  # second letters: tRain, vAl, tEst
+
+
+# growth (D4)
+
+
+@SEVERAL
+@given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
+def test_new_unrelated_rows_move_no_old_row(new: set[int], seed: int) -> None:
+    old = grown_rows(range(300))
+    added = [{**entry, "group": f"new {entry['group']}"} for entry in grown_rows(number + 1000 for number in new)]
+    before = places(old, seed=seed)
+    after = places(old + added, seed=seed)
+    assert {sample_id: after[sample_id] for sample_id in before} == before
+
+
+@SEVERAL
+@given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
+def test_new_rows_of_a_known_group_move_no_old_row_and_go_where_it_is(new: set[int], seed: int) -> None:
+    old = [{**entry, "cluster": None} for entry in grown_rows(range(300))]
+    added = [{**row(number + 1000, "a"), "group": f"g{number % 100}"} for number in new]
+    before, after = places(old, seed=seed), places(old + added, seed=seed)
+    assert {sample_id: after[sample_id] for sample_id in before} == before
+    of_group = {entry["group"]: before[entry["id"]] for entry in old}
+    assert all(after[entry["id"]] == of_group[entry["group"]] for entry in added)
+
+
+def grown_rows(numbers: Any) -> list[dict[str, Any]]:
+    """Three rows of each group, every tenth row in a cluster with another group."""
+    return [
+        {**row(number, "abc"[number % 3]), "group": f"g{number // 3}", "cluster": f"c{number // 30}" if number % 10 == 0 else None}
+        for number in numbers
+    ]
+
+
+def test_exact_shares_move_rows_which_is_what_stable_is_for() -> None:
+    """The twin of the tests above: with `exact` the very same growth does move old rows."""
+    before, after = places(classes(300), EXACT), places(classes(360), EXACT)
+    assert 0 < sum(after[sample_id] != name for sample_id, name in before.items()) < 60
+
+
+def test_a_near_duplicate_of_a_lone_row_moves_it_at_most_in_half_of_the_cases_and_never_splits_the_pair() -> None:
+    rows = classes(2000, "a")
+    twins = [{**row(seed, "a"), "cluster": f"c{seed}"} for seed in range(10_000, 12_000)]
+    before = places(rows)
+    after = places([{**entry, "cluster": twin["cluster"]} for entry, twin in zip(rows, twins, strict=True)] + twins)
+    assert all(after[entry["id"]] == after[twin["id"]] for entry, twin in zip(rows, twins, strict=True))
+    moved = np.mean([after[entry["id"]] != before[entry["id"]] for entry in rows])
+    assert moved == pytest.approx(0.5 * (1 - 0.7**2 - 2 * 0.15**2), abs=0.04)
+
+
+# units
+
+
+@BOTH
+def test_a_group_stays_in_one_split(params: SplitParams) -> None:
+    found = split([row(seed, "ab"[seed % 2], group=f"patient{seed % 80}") for seed in range(800)], params).rows
+    assert len(set(zip(found["group"].to_pylist(), found["split"].to_pylist(), strict=True))) == 80
+
+
+@BOTH
+def test_groups_that_share_a_cluster_stay_together(params: SplitParams) -> None:
+    rows = [{**row(seed, "a", group=f"g{seed // 4}"), "cluster": f"c{seed // 8}" if seed % 8 in (3, 4) else None} for seed in range(800)]
+    found = split(rows, params)
+    assert not found.leaks.found
+    for column in ("group", "cluster"):
+        of_value = defaultdict(set)
+        for entry in found.rows.to_pylist():
+            of_value[entry[column]].add(entry["split"])
+        assert all(len(names) == 1 for value, names in of_value.items() if value)
+
+
+# shares
+
+
+def test_exact_splits_each_class_in_the_same_shares() -> None:
+    found = split(classes(300), EXACT).rows
+    counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
+    assert counts == {(label, name): count for label in "abc" for name, count in (("train", 70), ("val", 15), ("test", 15))}
+
+
+def test_exact_keeps_the_shares_with_groups() -> None:
+    found = split([row(seed, "ab"[seed % 2], group=f"patient{seed % 40}") for seed in range(400)], EXACT).rows
+    assert Counter(found["split"].to_pylist()) == {"train": 280, "val": 60, "test": 60}
+
+
+def test_stable_meets_the_shares_on_average_in_each_class() -> None:
+    found = split(classes(30_000)).rows
+    counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
+    for label in "abc":
+        for name, share in (("train", 0.7), ("val", 0.15), ("test", 0.15)):
+            assert abs(counts[label, name] - 10_000 * share) < 4 * (10_000 * share * (1 - share)) ** 0.5
+
+
+def test_exact_spreads_numeric_targets_evenly() -> None:
+    rows = split([row(seed, label=None, target=float(seed)) for seed in range(1000)], EXACT).rows.to_pylist()
+    for name, count in (("train", 700), ("val", 150), ("test", 150)):
+        targets = [entry["target"] for entry in rows if entry["split"] == name]
+        assert len(targets) == count
+        assert abs(sum(targets) / count - 499.5) < 12
+
+
+def test_equal_remainders_do_not_all_go_to_the_same_split() -> None:
+    rows = [row(seed, label=None, target=float(seed)) for seed in range(364)]
+    counts = Counter(split(rows, EXACT).rows["split"].to_pylist())
+    assert abs(counts["val"] - counts["test"]) <= 1
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 100), min_size=2, max_size=7))
+def test_largest_remainders_add_up_and_are_off_by_less_than_one(total: int, weights: list[int]) -> None:
+    shares = [weight / sum(weights) for weight in weights]
+    counts = largest_remainder(total, shares)
+    assert sum(counts) == total
+    assert all(abs(count - total * share) < 1 + 1e-6 for count, share in zip(counts, shares, strict=True))
+
+
+def test_a_class_that_a_split_lacks_is_refused_with_its_counts() -> None:
+    rows = [*classes(100, "ab"), row(1000, "rare"), row(1001, "rare")]
+    with pytest.raises(DataError) as raised:
+        split(rows, EXACT)
+    text = str(raised.value)
+    assert "1 of 3 classes lack rows" in text
+    assert "'rare': train " in text
+    assert "7 rows (or groups) of a class it is in every split" in text
+
+
+def test_a_stable_split_that_lacks_a_class_offers_exact_shares() -> None:
+    with pytest.raises(DataError, match=r"Set split\.assignment to exact"):
+        split([*classes(200, "ab"), row(1000, "rare"), row(1001, "rare")])
+
+
+def test_as_many_rows_as_the_error_asks_for_are_enough() -> None:
+    assert set(places(classes(14, "ab"), EXACT).values()) == {"train", "val", "test"}
+
+
+@BOTH
+def test_one_unit_of_all_rows_is_named_where_a_split_is_empty(params: SplitParams) -> None:
+    with pytest.raises(DataError, match="largest group or chain of near duplicates has 40 rows"):
+        split([row(seed, group="the only one") for seed in range(40)], params)
+
+
+@BOTH
+def test_an_empty_split_is_refused_with_the_counts(params: SplitParams) -> None:
+    with pytest.raises(DataError, match=r"is empty: 2 rows became "):
+        split([row(seed, label=None, target=float(seed)) for seed in range(2)], params)
+
+
+# folds
+
+
+@BOTH
+def test_every_row_that_is_not_for_testing_is_val_in_exactly_one_fold(params: SplitParams) -> None:
+    rows = [row(seed, "ab"[seed % 2], group=f"g{seed % 100}") for seed in range(1000)]
+    plain = split(rows, params).rows
+    test = set(plain.filter(pa.compute.equal(plain["split"], "test"))["id"].to_pylist())
+    times_in_val: Counter[str] = Counter()
+    for fold in range(5):
+        found = split(rows, params.model_copy(update={"folds": 5, "fold": fold}))
+        assert not found.leaks.found
+        entries = found.rows.to_pylist()
+        assert {entry["id"] for entry in entries if entry["split"] == "test"} == test
+        assert all((entry["fold"] is None) == (entry["split"] == "test") for entry in entries)
+        assert all((entry["fold"] == fold) == (entry["split"] == "val") for entry in entries)
+        times_in_val.update(entry["id"] for entry in entries if entry["split"] == "val")
+    assert set(times_in_val.values()) == {1}
+    assert len(times_in_val) + len(test) == 1000
+
+
+def test_exact_folds_are_equally_large() -> None:
+    found = split(classes(600, "ab"), split_params(assignment="exact", folds=5, fold=2))
+    assert report(found, 7)["folds"] == [102] * 5
+
+
+def test_stable_folds_do_not_move_when_data_grows() -> None:
+    params = split_params(folds=4, fold=1)
+    assert places(classes(400), params).items() <= places(classes(700), params).items()
+
+
+# the user's own split
+
+
+def own(**changes: Any) -> list[dict[str, Any]]:
+    return [{**row(seed, "ab"[seed % 2]), "given_split": ("train", "train", "val", "test")[seed // 2 % 4], **changes} for seed in range(80)]
+
+
+def test_the_users_own_split_is_obeyed() -> None:
+    rows = own()
+    found = split(rows)
+    assert found.way == "given"
+    assert places(rows) == {entry["id"]: entry["given_split"] for entry in rows}
+    assert report(found, 7)["shares"] is None
+
+
+def test_a_row_without_a_split_of_its_own_is_named() -> None:
+    rows = own()
+    rows[3]["given_split"], rows[4]["given_split"] = None, "validation"
+    with pytest.raises(DataError) as raised:
+        split(rows)
+    assert "2 of 80 rows have no split of your own" in str(raised.value)
+    assert "3: None" in str(raised.value)
+    assert "4: 'validation'" in str(raised.value)
+
+
+def test_a_leak_in_the_users_own_split_fails_and_is_named() -> None:
+    rows = own()
+    rows[0]["cluster"] = rows[6]["cluster"] = "twin"
+    with pytest.raises(DataError, match=r"1 rows of val and test leak[^$]*near duplicates in train/test: 1 \(twin\)"):
+        split(rows)
+
+
+def test_a_leak_that_is_only_to_be_reported_marks_the_rows_of_val_and_test() -> None:
+    rows = own()
+    for place in (0, 4, 6):
+        rows[place]["group"] = "shared"
+    found = split(rows, split_params(on_leak="report"))
+    leaked = found.rows.filter(found.rows["leaked"])
+    assert sorted(leaked["split"].to_pylist()) == ["test", "val"]
+    described = report(found, 7)
+    assert described["leaks"]["shared"]["group"] == {pair: {"values": 1, "examples": ["shared"]} for pair in PAIRS}
+    assert "leaked 2 rows" in summary(described)
+
+
+PAIRS = ("train/val", "train/test", "val/test")
+
+
+def test_a_class_that_only_test_lacks_is_allowed_in_the_users_own_split_and_reported() -> None:
+    rows = [entry for entry in own() if not (entry["given_split"] == "test" and entry["label"] == "a")]
+    found = split(rows)
+    assert report(found, 7)["classes_missing"] == {"test": ["a"]}
+    assert "test lacks the classes a" in summary(report(found, 7))
+
+
+def test_a_class_that_train_lacks_is_refused_in_the_users_own_split() -> None:
+    rows = [entry for entry in own() if not (entry["given_split"] == "train" and entry["label"] == "a")]
+    with pytest.raises(DataError, match="1 of 2 classes lack rows in train"):
+        split(rows)
+
+
+# time
+
+
+def test_train_is_the_earliest_and_test_the_latest() -> None:
+    found = split(timed(200))
+    order = found.rows.sort_by("time")["split"].to_pylist()
+    assert order == ["train"] * 140 + ["val"] * 30 + ["test"] * 30
+    assert not found.leaks.found
+    assert report(found, 7)["leaks"]["time_order"]["train/val"] == {"latest_before": 139, "earliest_after": 140, "rows_not_later": 0}
+
+
+def test_equal_times_stay_together() -> None:
+    rows = [{**entry, "time": float(entry["time"] // 30)} for entry in timed(200)]
+    of_time = defaultdict(set)
+    for entry in split(rows).rows.to_pylist():
+        of_time[entry["time"]].add(entry["split"])
+    assert all(len(names) == 1 for names in of_time.values())
+
+
+@SEVERAL
+@given(st.lists(st.integers(0, 12), min_size=60, max_size=120), st.lists(st.integers(0, 400), min_size=120, max_size=120))
+def test_no_unit_straddles_a_cut_and_no_row_vanishes(times: list[int], groups: list[int]) -> None:
+    rows = [{**row(index, None, 1.0, f"g{groups[index]}"), "time": float(time)} for index, time in enumerate(times)]
+    with suppress(DataError):  # where a split would be empty
+        check_time_order(split(rows), len(rows))
+
+
+def check_time_order(found: Split, num_rows: int) -> None:
+    assert not found.leaks.found
+    assert found.rows.num_rows + found.purged.num_rows == num_rows
+    latest = [found.rows.filter(pa.compute.equal(found.rows["split"], name))["time"].to_numpy() for name in ("train", "val", "test")]
+    assert all(before.max() < after.min() for before, after in pairwise(latest))
+
+
+def test_the_earlier_rows_of_a_group_that_reaches_a_later_split_are_purged_and_written_down() -> None:
+    rows = timed(200)
+    for place in (10, 150, 190):
+        rows[place]["group"] = "returning patient"
+    found = split(rows)
+    assert found.purged.schema == PURGED
+    assert [(entry["source"], entry["split"], entry["reaches"]) for entry in found.purged.sort_by("time").to_pylist()] == [
+        ("10", "train", "test"),
+        ("150", "val", "test"),
+    ]
+    assert found.rows.schema == SPLIT_ROWS
+    assert found.rows.num_rows == 198
+    assert report(found, 7)["purged"] == 2
+
+
+@pytest.mark.parametrize("cuts", [["100", "150"], ["1970-04-11", "1970-05-31T00:00:00Z"]])
+def test_fixed_cuts_are_kept_when_data_grows(cuts: list[str]) -> None:
+    params = split_params(time_cuts=cuts)
+    assert Counter(places(timed(200), params).values()) == {"train": 100, "val": 50, "test": 50}
+    assert places(timed(200), params).items() <= places(timed(300), params).items()
+
+
+@pytest.mark.parametrize(
+    ("cuts", "message"), [(["150", "100"], "then a later time"), (["soon", "nan"], "'soon', 'nan', expected ISO 8601")]
+)
+def test_cuts_that_are_no_times_in_order_are_refused(cuts: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        split(timed(200), split_params(time_cuts=cuts))
+
+
+def test_rows_without_a_time_are_named() -> None:
+    rows = timed(200)
+    rows[5]["time"] = None
+    with pytest.raises(DataError, match="1 of 200 rows have no time, the first are 5;"):
+        split(rows)
+
+
+def test_too_few_distinct_times_are_refused() -> None:
+    with pytest.raises(DataError, match="2 distinct times in 100 rows"):
+        split([{**entry, "time": entry["time"] % 2} for entry in timed(100)])
+
+
+def test_a_users_own_split_out_of_time_order_is_a_leak() -> None:
+    rows = [{**entry, "time": float(place)} for place, entry in enumerate(own())]
+    with pytest.raises(DataError, match=r"time order of train/test: 18 rows of test are not later"):
+        split(rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "column", "value"), [(("mine", None), "split", "given_split", "val"), ((None, "mine"), "time", "time", 1.0)]
+)
+def test_a_column_that_was_asked_for_and_is_empty_is_refused(
+    names: tuple[str | None, str | None], key: str, column: str, value: Any
+) -> None:
+    with pytest.raises(DataError, match=f"data.{key}_column is 'mine', but no row has a value there"):
+        check_columns(table(classes(5)), *names)
+    check_columns(table([{**row(1), column: value}]), *names)
+    check_columns(table(classes(5)), None, None)
+
+
+# the report
+
+
+def test_the_report_has_the_counts_of_every_class_and_the_largest_deviation() -> None:
+    described = report(split(classes(200, "ab"), EXACT), 7)
+    assert described["splits"]["val"] == {"rows": 30, "leaked": 0, "classes": {"a": 15, "b": 15}}
+    assert described["largest_deviation"]["found"] == pytest.approx(described["largest_deviation"]["asked"])
+    stable = report(split(classes(200, "ab")), 7)["largest_deviation"]
+    assert abs(stable["found"] - stable["asked"]) > 0.01
+
+
+def test_the_report_of_a_numeric_target_has_its_mean() -> None:
+    described = report(split([row(seed, label=None, target=float(seed)) for seed in range(100)], EXACT), 7)
+    assert described["splits"]["train"]["target"]["mean"] == pytest.approx(49.5, abs=5)
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_split_in_seconds() -> None:
+    """Time is measured in docs/split.md; here only that nothing grows with the square of the rows."""
+    ids = [f"{number:016x}{number:016x}" for number in range(1_000_000)]
+    columns: dict[str, Any] = {name: pa.nulls(len(ids), ROWS.field(name).type) for name in ROWS.names}
+    empty = pa.ListArray.from_arrays(pa.array(np.zeros(len(ids) + 1, np.int32)), pa.array([], pa.string()))
+    columns |= {"id": ids, "source": ids, "sha256": ids, "bytes": np.ones(len(ids), np.int64), "flags": empty, "corrections": empty}
+    columns |= {
+        "label": [f"class {number % 100}" for number in range(len(ids))],
+        "group": [f"g{number // 7}" for number in range(len(ids))],
+    }
+    found = split_rows(pa.table(columns, schema=ROWS), STABLE, 7)
+    assert found.rows.num_rows == 1_000_000
+    assert not found.leaks.found

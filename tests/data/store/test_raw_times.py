@@ -1,0 +1,61 @@
+"""What precompute spends on an image, and how long it will take with other workers."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from slipway.data.sources.samples import RawSample
+from slipway.data.store.raw_times import RawTimes, time_raw_rows
+from slipway.inputs.images import ImageContract, TransformContract
+from slipway.inputs.user_function import code_digest
+from slipway.system.errors import DataError
+from tests.data.pictures import picture
+from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
+
+CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
+SLOW = "import time\n\n\ndef wait(image):\n    time.sleep(0.02)\n    return image\n"
+
+
+def _samples(count: int, seconds: float = 0.0) -> Iterator[RawSample]:
+    for number in range(count):
+        time.sleep(seconds)
+        yield RawSample(str(number), picture(number), "one", None, None, None)
+
+
+def test_a_slow_transform_is_the_largest_part(write_functions: WriteFunctions) -> None:
+    write_functions("slow_of_the_doctor", {"__init__.py": "", "slow.py": SLOW})
+    name = "slow_of_the_doctor.slow:wait"
+    slow = CONTRACT.model_copy(update={"transform": TransformContract(function=name, sha256=code_digest(name))})
+    found = time_raw_rows(_samples(8), slow)
+    assert found.largest == "transform"
+    assert found.transform_ms >= 20
+    assert found.processor_ms < found.worker_ms / 2
+    assert time_raw_rows(_samples(8), CONTRACT).transform_ms == 0
+
+
+def test_a_slow_disk_is_the_largest_part() -> None:
+    assert time_raw_rows(_samples(8, 0.02), CONTRACT).largest == "read"
+
+
+def test_nothing_to_time_is_an_error() -> None:
+    with pytest.raises(DataError, match="no raw image"):
+        time_raw_rows([], CONTRACT)
+
+
+def _times(**milliseconds: float) -> RawTimes:
+    values = {"read_ms": 0.0, "decode_ms": 0.0, "transform_ms": 0.0, "resize_ms": 0.0, "processor_ms": 0.0}
+    return RawTimes(rows=8, **{**values, **milliseconds})
+
+
+def test_workers_wait_at_the_same_time_but_compute_on_the_cores_there_are() -> None:
+    assert _times(transform_ms=80.0).image_ms(8, num_cores=2) == 10.0
+    assert _times(transform_ms=80.0, processor_ms=80.0).image_ms(8, num_cores=2) == 40.0
+    assert _times(transform_ms=80.0, read_ms=30.0).image_ms(8, num_cores=2) == 30.0
+    assert _times(transform_ms=80.0, read_ms=30.0).image_ms(1, num_cores=2) == 110.0
+
+
+def test_no_more_workers_than_pay() -> None:
+    assert _times(transform_ms=80.0, processor_ms=80.0).best_num_workers(2) == 2
+    assert _times(transform_ms=80.0).best_num_workers(2) == 16
+    assert _times(transform_ms=10.0, read_ms=6.0).best_num_workers(2) == 2

@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.column_types import ColumnGuess, column_types, columns_yaml, infer
+from slipway.inputs.columns import ColumnType
+from tests.data.raw_files import said, write_csv
+
+
+def guess(folder: Path, cells: list[str], name: str = "a") -> ColumnGuess:
+    table = read_raw_table(write_csv(folder / "t.csv", f"{name},other\n" + "".join(f"{cell},0\n" for cell in cells)))
+    return infer(table.columns[name.strip()])
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["1", "2.5", "NA"], "number"),
+        (["3", "1", "2"] * 30 + ["oops"], "number"),
+        (["yes", "no", ""], "boolean"),
+        (["true", "False"], "boolean"),
+        (["yes", "no", "maybe"], "category"),
+        (["2026-11-20", "2026-11-21T10:00:00Z"], "date"),
+        (["red", "blue", "2"], "category"),
+        (["1", "2", "3", "x"], "category"),
+    ],
+)
+def test_the_kind_is_what_nearly_all_present_cells_are(tmp_path: Path, cells: list[str], kind: str) -> None:
+    assert guess(tmp_path, cells).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (["", "NA"], "no value at all"),
+        ([f"id {number}" for number in range(50)], "ids or free text: 50 different values"),
+        (["x" * 300, "y" * 300], "free text: 2 cells"),
+        ([str(number) for number in range(100, 150)], "counts the rows from 100 to 149"),
+    ],
+)
+def test_what_cannot_be_an_input_is_ignored_with_the_reason(tmp_path: Path, cells: list[str], reason: str) -> None:
+    found = guess(tmp_path, cells)
+    assert found.kind == "ignore"
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "cells", [["-0,35", "2", "NA", "1,5"], ["1.234,5", "7,25"], ["1,234.5", "12"], ["1'000", "12"], ["1\u00a0000,5", "3,1"]]
+)
+def test_numbers_with_commas_are_no_ids_and_no_categories_but_named_with_what_to_do(tmp_path: Path, cells: list[str]) -> None:
+    found = guess(tmp_path, [f'"{cell}"' for cell in cells] * 10)
+    assert found.kind == "ignore"
+    assert "write them like -1234.5" in found.reason
+    assert repr(cells[0]) in found.reason
+
+
+@pytest.mark.parametrize(
+    "cells", [["1,2,3", "4,5"], ["1-2", "3-4"], ["20.2.2025", "1.3.2025"], ["a,5", "b,5"], ["192.168.0.1", "10.0.0.1"]]
+)
+def test_other_text_with_commas_and_points_stays_what_it_was(tmp_path: Path, cells: list[str]) -> None:
+    assert guess(tmp_path, [f'"{cell}"' for cell in cells] * 10).kind == "category"
+
+
+@pytest.mark.parametrize("name", ["", " ", "__index_level_0__", "Unnamed: 0"])
+def test_the_row_index_of_another_program_is_no_input(tmp_path: Path, name: str) -> None:
+    assert "row index" in guess(tmp_path, ["5", "3"], name=name).reason
+    assert guess(tmp_path, ["5", "3"], name="index").kind == "number"
+
+
+def test_what_the_user_says_goes_before_what_is_inferred(tmp_path: Path) -> None:
+    raw = read_raw_table(write_csv(tmp_path / "t.csv", "a,b\n1,2\n3,4\n")).columns
+    kinds = [column.kind for column in column_types(raw, {"a": said("category"), "b": said("ignore")})]
+    assert kinds == ["category", "ignore"]
+
+
+def test_the_written_columns_can_be_pasted_into_params(tmp_path: Path) -> None:
+    name = 'odd: "name" # 1'
+    columns = [ColumnType(name=name, kind="number", required=False, min=0.0, max=None)]
+    text = columns_yaml(columns, {"id": "counts\nthe rows # from 0"})
+    loaded = yaml.safe_load(text)
+    assert loaded == {
+        name: {"kind": "number", "min": 0.0, "max": None, "required": False},
+        "id": {"kind": "ignore", "min": None, "max": None, "required": False},
+    }
+    assert list(loaded[name]) == ["kind", "min", "max", "required"]
+    assert "counts the rows # from 0" in text
+    assert yaml.safe_load(columns_yaml([], {})) == {}

@@ -1,0 +1,312 @@
+"""Bytes to pixels: every mode and orientation is read sensibly, and what cannot be read is named."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from slipway.inputs.images import (
+    FORMATS,
+    ImageContract,
+    PixelBuffer,
+    array_from_bytes,
+    decode_image,
+    decode_jpeg,
+    decode_jpeg_grey,
+    decode_with_pillow,
+    read_jpeg_header,
+)
+from slipway.system.errors import ImageError
+
+NOISE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+
+
+def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=image_format, **options)
+    return buffer.getvalue()
+
+
+def contract(size_px: int = 4, **changes: Any) -> ImageContract:
+    values = {"kind": "images", "transform": None, "channels": 3, "fit": "stretch", "interpolation": "nearest", "max_pixels": 1000}
+    return ImageContract.model_validate({"size_px": size_px, **values, **changes})
+
+
+def read(image: Image.Image, image_format: str = "PNG", options: dict[str, Any] | None = None, **changes: Any) -> Any:
+    return array_from_bytes(encode(image, image_format, **(options or {})), contract(**changes))
+
+
+def rule_of(payload: bytes) -> str:
+    with pytest.raises(ImageError) as raised:
+        decode_image(payload, 1000)
+    return raised.value.rule
+
+
+def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
+    square = NOISE[:, :6]
+    assert np.array_equal(read(Image.fromarray(square), size_px=6), square)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_any_image_becomes_the_contracts_shape(channels: int, fit: str, interpolation: str) -> None:
+    array = read(Image.fromarray(NOISE), channels=channels, fit=fit, interpolation=interpolation)
+    assert (array.shape, array.dtype) == ((4, 4, channels), np.uint8)
+
+
+def test_crop_keeps_the_middle_and_pad_keeps_everything() -> None:
+    oblong = np.zeros((4, 12, 3), np.uint8)
+    oblong[:, 4:8] = 200
+    assert (read(Image.fromarray(oblong), fit="crop") == 200).all()
+    padded = read(Image.fromarray(oblong), fit="pad", size_px=12)
+    assert padded[:4].max() == padded[8:].max() == 0
+    assert np.array_equal(padded[4:8], oblong)
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_every_format_is_read(image_format: str) -> None:
+    grey = Image.new("RGB", (8, 8), (90, 90, 90))
+    assert np.abs(read(grey, image_format).astype(int) - 90).max() <= 2
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(255, 0), (0, 255), (128, 127)])
+def test_transparency_is_laid_over_white(alpha: int, expected: int) -> None:
+    assert (read(Image.new("RGBA", (8, 8), (0, 0, 0, alpha))) == expected).all()
+    assert (read(Image.new("LA", (8, 8), (0, alpha)), channels=1) == expected).all()
+
+
+def test_a_palette_is_looked_up() -> None:
+    image = Image.new("P", (8, 8), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    assert read(image)[0, 0].tolist() == [10, 20, 30]
+    assert read(image, options={"transparency": 1})[0, 0].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_to_eight(image_format: str) -> None:
+    values = np.array([[0, 257, 32896, 65535]] * 4, np.uint16)
+    assert read(Image.fromarray(values), image_format, channels=1)[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_one_bit_becomes_black_and_white() -> None:
+    assert np.unique(read(Image.new("1", (8, 8), 1), channels=1)).tolist() == [255]
+
+
+def test_cmyk_becomes_rgb() -> None:
+    red = read(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "TIFF")[0, 0]
+    assert red.tolist() == [255, 0, 0]
+
+
+def test_an_image_is_turned_upright_by_its_orientation() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored on its side: turn it clockwise
+    upright = decode_image(encode(Image.fromarray(NOISE), exif=exif), 1000)
+    assert upright.size == (6, 9)
+    assert np.array_equal(np.asarray(upright), np.rot90(NOISE, -1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("image_format", ["PNG", "TIFF", "WEBP"])
+def test_every_format_is_turned_once_and_its_orientation_is_told(image_format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = Image.fromarray(NOISE)
+    options = {"lossless": True} if image_format == "WEBP" else {}
+    found = decode_with_pillow(encode(stored, image_format, exif=exif, **options), 1000)
+    stored.getexif()[0x0112] = orientation
+    assert (found.image_format, found.orientation) == (image_format, orientation)
+    assert np.array_equal(np.asarray(found.image), np.asarray(ImageOps.exif_transpose(stored)))
+
+
+def test_a_telephones_jpeg_with_a_second_picture_is_a_jpeg() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    two = encode(Image.fromarray(NOISE), "MPO", save_all=True, append_images=[Image.fromarray(NOISE)], exif=exif)
+    assert Image.open(io.BytesIO(two)).format == "MPO"
+    assert decode_with_pillow(two, 1000).image_format == "JPEG"
+
+
+def test_a_wide_integer_within_16_bits_is_read() -> None:
+    assert (read(Image.new("I", (8, 8), 65535), "TIFF", channels=1) == 255).all()
+
+
+def test_the_first_frame_of_several_is_read() -> None:
+    frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
+    assert (read(frames[0], "TIFF", {"save_all": True, "append_images": frames[1:]}, channels=1) == 10).all()
+
+
+@pytest.mark.parametrize(
+    ("payload", "rule"),
+    [
+        (b"", "empty"),
+        (b"words", "undecodable"),
+        (bytes(100), "undecodable"),
+        (encode(Image.new("L", (8, 8)), "GIF"), "undecodable"),
+        (encode(Image.new("F", (8, 8)), "TIFF"), "undecodable"),
+        (encode(Image.new("I", (8, 8), -1), "TIFF"), "undecodable"),
+        (encode(Image.new("I", (8, 8), 65536), "TIFF"), "undecodable"),
+        (encode(Image.fromarray(NOISE))[:-40], "truncated"),
+        (encode(Image.new("1", (1001, 1))), "pixel_bomb"),
+        (encode(Image.new("1", (20_000, 20_000))), "pixel_bomb"),
+    ],
+    ids=["nothing", "text", "zeros", "gif", "float", "negative", "more than 16 bits", "truncated", "one pixel too many", "far too many"],
+)
+def test_what_cannot_be_read_is_refused_by_name(payload: bytes, rule: str) -> None:
+    assert rule_of(payload) == rule
+
+
+def test_as_many_pixels_as_allowed_are_read() -> None:
+    assert decode_image(encode(Image.new("1", (1000, 1))), 1000).size == (1000, 1)
+
+
+def outcome(payload: bytes) -> str:
+    """The rule under which bytes are refused, or "read". Any other error than ImageError goes through."""
+    try:
+        array = array_from_bytes(payload, contract())
+    except ImageError as error:
+        return error.rule
+    return "read" if array.shape == (4, 4, 3) else "misread"
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"BM", b"II*\0", b"RIFF\0\0\0\0WEBPVP8 "]))
+def test_no_bytes_raise_anything_but_an_image_error(payload: bytes, signature: bytes) -> None:
+    assert outcome(signature + payload) in {"read", "empty", "undecodable", "truncated", "pixel_bomb"}
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_a_flipped_byte_is_read_or_refused_by_name(image_format: str) -> None:
+    good = encode(Image.fromarray(NOISE), image_format)
+    damaged = [good[:position] + bytes([good[position] ^ 0x5A]) + good[position + 1 :] for position in range(len(good))]
+    assert {outcome(payload) for payload in damaged} <= {"read", "undecodable", "truncated", "pixel_bomb"}
+
+
+SCENE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (9, 13, 3), dtype=np.uint8)).resize((67, 45), Image.Resampling.BICUBIC)
+JPEGS: dict[str, dict[str, Any]] = {
+    "4:4:4": {"subsampling": "4:4:4"},
+    "4:2:2": {"subsampling": "4:2:2"},
+    "4:2:0": {"subsampling": "4:2:0"},
+    "progressive": {"progressive": True},
+    "progressive 4:4:4": {"progressive": True, "subsampling": "4:4:4"},
+    "with restart markers": {"restart_marker_blocks": 2},
+    "of RGB": {"keep_rgb": True},
+    "with EXIF that says upright": {"exif": b"Exif\0\0" + Image.Exif().tobytes()[6:]},
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("quality", [30, 75, 97])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_both_decoders_give_the_same_pixels_of_a_jpeg(kind: str, quality: int, mode: str) -> None:
+    payload = encode(SCENE.convert(mode), "JPEG", quality=quality, **JPEGS[kind])
+    array = decode_jpeg(payload, 10_000)
+    assert array is not None
+    expected = decode_with_pillow(payload, 10_000).image
+    assert np.array_equal(array if mode == "L" else array[:, :, :3], np.asarray(expected))
+    image = decode_image(payload, 10_000)
+    assert (image.mode, image.size, image.tobytes()) == (mode, SCENE.size, expected.tobytes())
+    assert array_from_bytes(payload, contract(16, max_pixels=10_000, interpolation="bilinear")).tobytes() == (
+        np.asarray(expected.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)).tobytes()
+    )
+
+
+def test_only_pillow_decodes_a_jpeg_that_lies_on_its_side_or_is_cmyk() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode_jpeg(encode(SCENE, "JPEG", exif=exif), 10_000) is None
+    assert decode_jpeg(encode(SCENE.convert("CMYK"), "JPEG"), 10_000) is None
+    turned = decode_with_pillow(encode(SCENE, "JPEG", exif=exif), 10_000)
+    assert (turned.image.size, turned.image_format, turned.orientation) == ((45, 67), "JPEG", 6)
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "progressive", "with restart markers"])
+def test_every_truncation_of_a_jpeg_is_refused_by_both_decoders(kind: str) -> None:
+    payload = encode(SCENE, "JPEG", **JPEGS[kind])
+    for length in range(2, len(payload)):
+        assert decode_jpeg(payload[:length], 10_000) is None
+        with pytest.raises(ImageError):
+            decode_image(payload[:length], 10_000)
+
+
+def test_a_flipped_byte_gives_the_same_pixels_with_both_decoders_or_is_pillows() -> None:
+    payload = encode(SCENE, "JPEG", quality=60)
+    num_compared = 0
+    for position in range(2, len(payload)):
+        damaged = payload[:position] + bytes([payload[position] ^ 0x11]) + payload[position + 1 :]
+        try:
+            array = decode_jpeg(damaged, 10_000)
+        except ImageError:  # the flipped byte is the size
+            continue
+        if array is not None:
+            num_compared += 1
+            assert np.array_equal(array[..., :3], np.asarray(decode_with_pillow(damaged, 10_000).image.convert("RGB")))
+    assert num_compared > 100
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_the_luma_of_a_jpeg_is_the_grey_of_its_colours(kind: str) -> None:
+    pale = SCENE.point(lambda level: 80 + level // 4)  # no colour is cut off at 0 or 255
+    payload = encode(pale, "JPEG", quality=90, **JPEGS[kind])
+    header = read_jpeg_header(payload, 10_000)
+    assert header is not None
+    assert header.has_luma == (kind != "of RGB")
+    luma, colours = decode_jpeg_grey(payload, header), decode_jpeg(payload, 10_000)
+    assert luma is not None
+    assert colours is not None
+    assert header.is_grey == (colours.ndim == 2)
+    if header.has_luma:
+        assert np.array_equal(luma, np.rint(colours[..., :3] @ [0.299, 0.587, 0.114]))
+
+
+def decodes_alike(payload: bytes) -> bool | None:
+    """Whether the luma can be decoded, which it must exactly where the colours can; None where there is none."""
+    try:
+        header = read_jpeg_header(payload, 10_000)
+    except ImageError:  # the flipped byte is the size
+        return None
+    if header is None or not header.has_luma:
+        return None
+    luma, colours = decode_jpeg_grey(payload, header), decode_jpeg(payload, 10_000)
+    assert (luma is None) == (colours is None)
+    return luma is not None
+
+
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "progressive", "with restart markers"])
+def test_damage_in_the_chroma_is_seen_though_it_is_not_computed(kind: str) -> None:
+    payload = encode(SCENE, "JPEG", quality=60, **JPEGS[kind])
+    assert not any(decodes_alike(payload[:length]) for length in range(2, len(payload)))
+    damaged = (
+        payload[:position] + bytes([payload[position] ^ bits]) + payload[position + 1 :]
+        for position in range(2, len(payload))
+        for bits in (0x11, 0x80)
+    )
+    outcomes = [decodes_alike(copy) for copy in damaged]
+    assert outcomes.count(True) > 50
+    assert outcomes.count(False) > 50
+
+
+def test_the_size_of_a_jpeg_is_checked_before_it_is_decoded() -> None:
+    payload = encode(SCENE, "JPEG")
+    broken_after_the_header = payload[: payload.index(b"\xff\xda") + 14]
+    for given_bytes in (payload, broken_after_the_header):
+        with pytest.raises(ImageError, match=r"67x45 pixels, the limit is 3014 pixels"):
+            decode_image(given_bytes, 67 * 45 - 1)
+
+
+def test_a_buffer_is_used_again_and_grows() -> None:
+    buffer = PixelBuffer()
+    small = decode_jpeg(encode(SCENE.resize((8, 8)), "JPEG"), 10_000, buffer)
+    assert small is not None
+    assert small.shape == (8, 8, 4)
+    first = decode_jpeg(encode(SCENE, "JPEG"), 10_000, buffer)
+    assert first is not None
+    before = first.copy()
+    second = decode_jpeg(encode(SCENE.rotate(180), "JPEG"), 10_000, buffer)
+    assert second is not None
+    assert np.shares_memory(first, second)
+    assert not np.shares_memory(first, small)
+    assert not np.array_equal(first, before)

@@ -1,0 +1,158 @@
+"""Paired comparison: hand-computed cases, brute force, an exact test in whole numbers, how often it is right, refusals."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.metrics import scores as metrics
+from slipway.metrics.paired_bootstrap import PairedDifference, mcnemar_p_value, paired_difference
+from slipway.metrics.scores import Resampling, measure
+from slipway.system.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS
+from slipway.system.errors import MetricError
+
+HUNDRED = Resampling(seed=1, num_samples=100, confidence=0.95)
+THOUSAND = Resampling(seed=1, num_samples=1000, confidence=0.95)
+
+
+def answers(generator: np.random.Generator, num_rows: int, num_classes: int) -> NDArray[np.float64]:
+    return generator.dirichlet(np.ones(num_classes), size=num_rows)
+
+
+def one_hot(labels: NDArray[np.int64], num_classes: int = 2) -> NDArray[np.float64]:
+    return np.eye(num_classes)[labels]
+
+
+@pytest.mark.parametrize("name", CLASSIFICATION_METRICS)
+def test_the_difference_is_that_of_the_two_metrics(name: str) -> None:
+    generator = np.random.default_rng(0)
+    targets = generator.integers(4, size=50)
+    before, after = answers(generator, 50, 4), answers(generator, 50, 4)
+    found = paired_difference("image_classification", name, targets, before, after, HUNDRED, top_k=2)
+    old, new = (measure("image_classification", targets, outputs, HUNDRED, top_k=2)[name].value for outputs in (before, after))
+    assert found.difference == new - old
+    assert (found.before, found.after, found.rows, found.confidence, found.metric) == (old, new, 50, 0.95, name)
+    assert found.low <= found.difference <= found.high
+    assert (found.p_value is not None) == (name == "accuracy")
+
+
+@pytest.mark.parametrize("name", REGRESSION_METRICS)
+def test_the_difference_of_numbers_is_that_of_the_two_metrics(name: str) -> None:
+    generator = np.random.default_rng(0)
+    targets = generator.normal(size=50)
+    before, after = (targets + generator.normal(size=50) for _ in range(2))
+    found = paired_difference("table_regression", name, targets, before, after[:, None], HUNDRED)
+    old, new = (measure("table_regression", targets, values, HUNDRED)[name].value for values in (before, after))
+    assert found.difference == new - old
+    assert found.low <= found.difference <= found.high
+    assert found.p_value is None
+
+
+def test_both_are_measured_on_the_same_resampled_rows() -> None:
+    generator = np.random.default_rng(2)
+    targets, before, after = generator.integers(3, size=40), answers(generator, 40, 3), answers(generator, 40, 3)
+    found = paired_difference("table_classification", "brier", targets, before, after, THOUSAND)
+    old, new = (((outputs - np.eye(3)[targets]) ** 2).sum(axis=1) for outputs in (before, after))
+    rows = np.random.default_rng(THOUSAND.seed).integers(40, size=(1000, 40))
+    low, high = np.quantile((new - old)[rows].mean(axis=1), [0.025, 0.975])
+    assert [found.low, found.high] == pytest.approx([low, high], abs=1e-12)
+
+
+def test_what_makes_rows_hard_cancels() -> None:
+    generator = np.random.default_rng(3)
+    targets = generator.normal(size=300)
+    before = targets + generator.normal(size=300)
+    after = before + 0.01 * generator.normal(size=300)
+    found = paired_difference("table_regression", "rmse", targets, before, after, THOUSAND)
+    alone = measure("table_regression", targets, before, THOUSAND)["rmse"]
+    assert found.high - found.low < (alone.high - alone.low) / 20
+
+
+def test_equal_answers_differ_by_nothing() -> None:
+    generator = np.random.default_rng(4)
+    targets, outputs = generator.integers(3, size=30), answers(generator, 30, 3)
+    for name in set(CLASSIFICATION_METRICS) - {"top_k_accuracy"}:
+        found = paired_difference("image_classification", name, targets, outputs, outputs, HUNDRED)
+        assert (found.difference, found.low, found.high) == (0, 0, 0)
+        assert found.p_value in (None, 1)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator, covered = np.random.default_rng(5), 0
+    for trial in range(300):
+        difficulty = generator.random(200)
+        before, after = (one_hot((difficulty + 0.2 * generator.random(200) > bound).astype(int)) for bound in (0.9, 0.8))
+        found = paired_difference("image_classification", "accuracy", np.zeros(200), before, after, Resampling(trial, 400, 0.9))
+        # P(difficulty + 0.2 * uniform > bound) is 1.1 - bound where the bound is within [0.2, 1]
+        covered += found.low <= -0.1 <= found.high
+    assert 0.85 <= covered / 300 <= 0.95
+
+
+def test_chunks_of_resamples_change_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(6)
+    targets, before, after = generator.integers(3, size=40), answers(generator, 40, 3), answers(generator, 40, 3)
+    whole = paired_difference("image_classification", "roc_auc", targets, before, after, THOUSAND)
+    monkeypatch.setattr(metrics, "_CHUNK_NUMBERS", 400)
+    assert paired_difference("image_classification", "roc_auc", targets, before, after, THOUSAND) == whole
+
+
+def test_a_difference_is_written_and_read_as_json() -> None:
+    generator = np.random.default_rng(7)
+    found = paired_difference(
+        "image_classification", "accuracy", generator.integers(2, size=9), answers(generator, 9, 2), answers(generator, 9, 2), HUNDRED
+    )
+    assert PairedDifference.model_validate_json(found.model_dump_json()) == found
+
+
+# McNemar
+
+
+def test_a_p_value_computed_by_hand() -> None:
+    # 1 row lost and 7 gained: 2 (1 + 8) / 2^8
+    before, after = np.array([1, *[0] * 7, 1, 0]), np.array([0, *[1] * 7, 1, 0])
+    found = paired_difference("image_classification", "accuracy", np.ones(10), one_hot(before), one_hot(after), HUNDRED)
+    assert found.p_value == pytest.approx(18 / 256, rel=1e-12)
+    assert found.difference == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(0, 0), (0, 1), (1, 0), (3, 3), (2, 9), (40, 60), (500, 700), (0, 900), (90, 700)])
+def test_a_p_value_is_that_of_whole_numbers(lost: int, gained: int) -> None:
+    total, fewer = lost + gained, min(lost, gained)
+    expected = min(Fraction(1), 2 * sum((Fraction(math.comb(total, k), 2**total) for k in range(fewer + 1)), Fraction(0)))
+    assert mcnemar_p_value(lost, gained) == pytest.approx(float(expected), rel=1e-9, abs=1e-300)
+    assert mcnemar_p_value(gained, lost) == mcnemar_p_value(lost, gained)
+
+
+def test_the_exact_test_is_right_at_least_as_often_as_it_says() -> None:
+    lost = np.random.default_rng(8).binomial(30, 0.5, size=4000)
+    p_values = {count: mcnemar_p_value(count, 30 - count) for count in range(31)}
+    assert np.mean([p_values[count] <= 0.05 for count in lost.tolist()]) <= 0.055
+
+
+def test_the_p_value_of_very_many_rows_is_a_number() -> None:
+    assert mcnemar_p_value(0, 1_000_000) == 0
+    assert math.isclose(mcnemar_p_value(500_000, 500_000), 1)
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("metric", "targets", "before", "after", "text"),
+    [
+        ("rmse", [0, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]], "'rmse' is no metric of image_classification"),
+        ("accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0, 0], [0, 1, 0]], "2 classes before and 3 after"),
+        ("accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0]], "2 targets and 1 rows"),
+        ("accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0], [np.nan, 1]], "row 1"),
+        ("roc_auc", [1, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]], "roc_auc is not defined: all rows have one class"),
+        ("top_k_accuracy", [0, 1], [[1, 0], [0, 1]], [[1, 0], [0, 1]], "top_k_accuracy is not defined"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    metric: str, targets: list[int], before: list[list[float]], after: list[list[float]], text: str
+) -> None:
+    with pytest.raises(MetricError) as caught:
+        paired_difference("image_classification", metric, targets, before, after, HUNDRED)
+    assert text in str(caught.value)

@@ -1,0 +1,317 @@
+"""Keys: the file, the command that makes one, how long one lasts, and how often it may ask."""
+
+import asyncio
+import logging
+import os
+import stat
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving.auth.keys import (
+    LOOK_EVERY_S,
+    MARK,
+    Bucket,
+    Key,
+    KeyFile,
+    KeyRing,
+    KeysError,
+    add_key,
+    digest_of,
+    format_line,
+    main,
+    make_key,
+    read_keys,
+)
+from serving.metrics.sampling import Sampler
+from serving.worker import Inference
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import metric, run
+
+DIGEST = digest_of(b"a key").hex()
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ring:
+    """A ring on a file, with its clock and the number of its faults."""
+
+    def __init__(self, path: Path, num_workers: int = 1) -> None:
+        self.clock = Clock()
+        self.num_faults = 0
+        self.ring = KeyRing(path, num_workers, self._count, self.clock)
+
+    def _count(self) -> None:
+        self.num_faults += 1
+
+    def name_of(self, key: str) -> str | None:
+        found = self.ring.find(key.encode())
+        return found.name if found else None
+
+    def look_again(self) -> None:
+        self.clock.now += LOOK_EVERY_S
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+def test_a_file_has_names_roles_rates_and_comments(path: Path) -> None:
+    path.write_text(f"# ours\n\nalice:caller:{DIGEST}\nops:operator:{digest_of(b'other').hex()}:0.5 # until May\n")
+    assert read_keys(path) == (
+        Key("alice", "caller", digest_of(b"a key"), None),
+        Key("ops", "operator", digest_of(b"other"), 0.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("alice", "expected name:role"),
+        (f"alice:caller:{DIGEST}:1:2", "expected name:role"),
+        (f"al ice:caller:{DIGEST}", "a name has"),
+        (f":caller:{DIGEST}", "a name has"),
+        (f"alice:admin:{DIGEST}", "the role is one of caller, operator"),
+        ("alice:caller:a-key-in-the-clear", "expected the SHA-256"),
+        (f"alice:caller:{DIGEST.upper()}", "expected the SHA-256"),
+        (f"alice:caller:{DIGEST}:", "the rate is"),
+        (f"alice:caller:{DIGEST}:0", "the rate is"),
+        (f"alice:caller:{DIGEST}:-1", "the rate is"),
+        (f"alice:caller:{DIGEST}:nan", "the rate is"),
+        (f"alice:caller:{DIGEST}:inf", "the rate is"),
+        (f"alice:caller:{DIGEST}\nbob:caller:{DIGEST}", "line 2: the same key"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number_and_never_repeated(path: Path, line: str, reason: str) -> None:
+    path.write_text(line + "\n")
+    with pytest.raises(KeysError, match=reason) as error:
+        read_keys(path)
+    assert "in-the-clear" not in str(error.value)
+    assert DIGEST not in str(error.value)
+
+
+def test_all_wrong_lines_are_named_at_once(path: Path) -> None:
+    path.write_text(f"one\nalice:caller:{DIGEST}\nthree\n")
+    with pytest.raises(KeysError, match=r"line 1: .*; line 3: "):
+        read_keys(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe" * 10, b"#" * (1 << 20) + b"#", b"x\n" * 2000])
+def test_what_is_no_file_of_keys_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(KeysError):
+        read_keys(path)
+
+
+def test_more_keys_than_a_request_should_be_compared_with_are_refused(path: Path) -> None:
+    lines = [format_line(Key("n", "caller", digest_of(str(number).encode()), None)) for number in range(1001)]
+    path.write_text("".join(lines[:1000]))
+    assert len(read_keys(path)) == 1000
+    path.write_text("".join(lines))
+    with pytest.raises(KeysError, match="1001 keys, the limit is 1000"):
+        read_keys(path)
+
+
+def test_a_made_key_is_found_by_its_name_and_no_other_is(path: Path) -> None:
+    first, second = add_key(path, "alice", "caller", None), add_key(path, "bob", "operator", 2.0)
+    ring = Ring(path)
+    assert (ring.name_of(first), ring.name_of(second)) == ("alice", "bob")
+    for wrong in ("", first[:-1], first + "x", first.upper(), digest_of(first.encode()).hex(), make_key()):
+        assert ring.name_of(wrong) is None
+
+
+def test_the_file_of_a_made_key_is_the_owners_and_holds_no_key(path: Path) -> None:
+    key = add_key(path, "alice", "caller", 50)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert key not in path.read_text()
+    assert key.startswith(MARK)
+    assert len(key) >= len(MARK) + 43  # 256 bits
+    assert path.read_text() == f"alice:caller:{digest_of(key.encode()).hex()}:50\n"
+
+
+def test_a_key_is_added_on_a_line_of_its_own(path: Path) -> None:
+    path.write_text(f"alice:caller:{DIGEST}")  # as an editor may leave it
+    add_key(path, "bob", "caller", None)
+    assert [key.name for key in read_keys(path)] == ["alice", "bob"]
+
+
+def test_no_key_is_added_to_a_file_that_would_not_be_taken_or_by_a_line_that_would_not(path: Path) -> None:
+    with pytest.raises(KeysError, match="a name has"):
+        add_key(path, "al ice", "caller", None)
+    with pytest.raises(KeysError, match="the rate is"):
+        add_key(path, "alice", "caller", 0)
+    assert not path.exists()
+    path.write_text("something else\n")
+    with pytest.raises(KeysError, match="line 1"):
+        add_key(path, "alice", "caller", None)
+    assert path.read_text() == "something else\n"
+
+
+def test_the_command_prints_the_key_alone_and_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops", "--role", "operator", "--rate", "5", "--file", str(path)]) == 0
+    output, remarks = capsys.readouterr()
+    assert Ring(path).name_of(output.strip()) == "ops"
+    assert output.strip() not in remarks
+    assert read_keys(path)[0].rate == 5
+
+
+def test_the_command_takes_the_services_file_and_says_what_is_wrong(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLIPWAY_KEYS", raising=False)
+    assert main(["alice"]) == 1
+    assert "--file" in capsys.readouterr().err
+    monkeypatch.setenv("SLIPWAY_KEYS", str(path))
+    assert main(["alice"]) == 0
+    path.write_text("x\n")
+    capsys.readouterr()
+    assert main(["alice"]) == 1
+    assert "line 1" in capsys.readouterr().err
+
+
+def test_a_changed_file_is_read_within_a_second_and_what_was_taken_away_is_gone(path: Path) -> None:
+    old = add_key(path, "alice", "caller", None)
+    ring = Ring(path)
+    new = add_key(path, "alice", "caller", None)
+    assert ring.name_of(new) is None  # the twin: it does not look at each request
+    ring.look_again()
+    assert (ring.name_of(old), ring.name_of(new)) == ("alice", "alice")
+    path.write_text(path.read_text().splitlines(keepends=True)[1])
+    ring.look_again()
+    assert (ring.name_of(old), ring.name_of(new)) == (None, "alice")
+
+
+def test_a_file_in_the_place_of_another_is_read_though_its_time_and_size_are_the_same(path: Path, tmp_path: Path) -> None:
+    old = add_key(path, "alice", "caller", None)
+    ring = Ring(path)
+    new = add_key(tmp_path / "new", "alice", "caller", None)
+    times = path.stat()
+    os.utime(tmp_path / "new", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "new").rename(path)
+    ring.look_again()
+    assert (ring.name_of(old), ring.name_of(new)) == (None, "alice")
+
+
+@pytest.mark.parametrize("spoil", ["gone", "wrong line", "a folder"])
+def test_a_file_that_turns_wrong_leaves_the_keys_of_before_and_is_told_and_counted_once(
+    path: Path, spoil: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = add_key(path, "alice", "caller", None)
+    ring = Ring(path)
+    good = path.read_text()
+    path.unlink()
+    if spoil == "wrong line":
+        path.write_text(good + "x\n")
+    elif spoil == "a folder":
+        path.mkdir()
+    with caplog.at_level(logging.ERROR, "bentoml.slipway"):
+        for _ in range(5):
+            ring.look_again()
+            assert ring.name_of(key) == "alice"
+    assert ring.num_faults == 1
+    assert len(caplog.records) == 1
+    if spoil == "a folder":
+        path.rmdir()
+    path.write_text(format_line(Key("bob", "caller", digest_of(b"bob's"), None)))
+    ring.look_again()
+    assert (ring.name_of(key), ring.name_of("bob's")) == (None, "bob")
+
+
+@pytest.mark.parametrize("spoil", ["gone", "wrong line", "a folder"])
+def test_a_file_is_shown_as_wrong_for_as_long_as_it_is(path: Path, spoil: str) -> None:
+    add_key(path, "alice", "caller", None)
+    good, shown = path.read_text(), list[bool]()
+    file = KeyFile(path, shown.append)
+    file.sample()
+    path.unlink()
+    if spoil == "wrong line":
+        path.write_text(good + "x\n")
+    elif spoil == "a folder":
+        path.mkdir()
+    for _ in range(3):
+        file.sample()
+    if spoil == "a folder":
+        path.rmdir()
+    path.write_text(good)
+    file.sample()
+    assert shown == [False, True, True, True, False]
+
+
+def test_the_metrics_show_that_the_file_is_wrong_though_nobody_asks(
+    path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sampler.__init__, "__defaults__", (0.02,))
+    add_key(path, "alice", "caller", None)
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        async def shown(value: float) -> None:
+            async with asyncio.timeout(10):
+                while metric(inference, "slipway_key_file_wrong") != value:
+                    await asyncio.sleep(0.02)
+
+        await shown(0)
+        good = path.read_text()
+        path.write_text("x\n")
+        await shown(1)
+        await asyncio.sleep(0.2)
+        assert metric(inference, "slipway_key_file_wrong") == 1
+        path.write_text(good)
+        await shown(0)
+
+    run(make_settings(keys=path), work)
+
+
+def test_a_worker_that_starts_without_its_file_lets_nobody_in_until_it_is_there(path: Path, tmp_path: Path) -> None:
+    ring = Ring(path)
+    key = add_key(tmp_path / "later", "alice", "caller", None)
+    assert (ring.name_of(key), ring.num_faults) == (None, 1)
+    (tmp_path / "later").rename(path)
+    ring.look_again()
+    assert ring.name_of(key) == "alice"
+
+
+def test_a_bucket_lets_through_its_rate_and_says_when_there_is_more() -> None:
+    bucket = Bucket(rate=4.0, now=0.0)
+    assert [bucket.take(0.0) for _ in range(4)] == [0.0] * 4
+    assert bucket.take(0.0) == pytest.approx(0.25)
+    assert bucket.take(0.2) == pytest.approx(0.05)
+    assert bucket.take(0.25) == 0.0
+    taken = sum(bucket.take(1 + step / 100) == 0.0 for step in range(1000))  # ten seconds of a hundred a second
+    assert taken == pytest.approx(40, abs=4)
+
+
+def test_a_rate_below_one_a_second_lets_one_through_at_once() -> None:
+    bucket = Bucket(rate=0.1, now=0.0)
+    assert bucket.take(0.0) == 0.0
+    assert bucket.take(1.0) == pytest.approx(9.0)
+    assert bucket.take(10.0) == 0.0
+
+
+def taken_at_once(ring: Ring, key: str) -> int:
+    found = ring.ring.find(key.encode())
+    assert found
+    return sum(ring.ring.take(found) == 0.0 for _ in range(100))
+
+
+def test_each_key_has_its_own_rate_shared_among_the_workers(path: Path) -> None:
+    slow, fast, free = (add_key(path, name, "caller", rate) for name, rate in (("slow", 4), ("fast", 20), ("free", None)))
+    assert [taken_at_once(Ring(path, num_workers=2), key) for key in (slow, fast, free)] == [2, 10, 100]
+
+
+def test_what_a_key_has_used_up_stays_used_up_when_the_file_changes(path: Path) -> None:
+    key = add_key(path, "alice", "caller", 0.001)
+    ring = Ring(path)
+    assert taken_at_once(ring, key) == 1
+    add_key(path, "bob", "caller", None)
+    ring.look_again()
+    assert taken_at_once(ring, key) == 0

@@ -1,0 +1,366 @@
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serving.models import batching
+from serving.models.batching import MicroBatcher, Submission, next_power_of_two, padded
+from slipway.artifacts.uncertainty import Answers
+
+
+class Recorder:
+    """A model that answers twice its input, notes every batch, and waits at a gate while it is shut."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def run(self, batch: NDArray[np.uint8]) -> list[int]:
+        self.batches.append(batch[:, 0].tolist())
+        assert self.gate.wait(10)
+        if 255 in batch:
+            raise RuntimeError("planted")
+        return [2 * value for value in batch[:, 0].tolist()]
+
+
+def rows(*values: int) -> NDArray[np.uint8]:
+    """(values, 3)"""
+    return np.repeat(np.array(values, dtype=np.uint8)[:, np.newaxis], 3, axis=1)
+
+
+async def answers(batcher: MicroBatcher[int], *values: int) -> Sequence[int]:
+    return await batcher.submit(rows(*values)).answer
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 20))
+
+
+async def submit_while_busy(batcher: MicroBatcher[int], model: Recorder, requests: list[list[int]]) -> list[Submission[int]]:
+    """Occupy the model with row 0, queue the others behind it; the gate is still shut."""
+    model.gate.clear()
+    submissions = [batcher.submit(rows(0))]
+    while not model.batches:
+        await asyncio.sleep(0.001)
+    return submissions + [batcher.submit(rows(*values)) for values in requests]
+
+
+def test_every_request_gets_the_answers_to_its_own_rows_in_their_order() -> None:
+    async def work() -> None:
+        batcher = MicroBatcher(Recorder().run, 8)
+        requests = [[value % 200] * (value % 3) + [value % 100] for value in range(100)]
+        found = await asyncio.gather(*(answers(batcher, *values) for values in requests))
+        assert found == [[2 * value for value in values] for values in requests]
+        await batcher.close()
+
+    run(work())
+
+
+def test_requests_that_queue_while_a_batch_runs_go_together_in_order() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 3)
+        submissions = await submit_while_busy(batcher, model, [[1], [2], [3], [4]])
+        assert batcher.num_waiting == 4
+        model.gate.set()
+        await asyncio.gather(*(submission.answer for submission in submissions))
+        assert model.batches == [[0], [1, 2, 3], [4]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_quick_batch_is_all_that_had_arrived_and_runs_in_the_event_loop_and_a_larger_one_on_a_thread() -> None:
+    async def work() -> None:
+        threads: list[tuple[int, int]] = []
+
+        def answer(batch: NDArray[np.uint8]) -> list[int]:
+            threads.append((len(batch), threading.get_ident()))
+            return [2 * value for value in batch[:, 0].tolist()]
+
+        batcher = MicroBatcher(answer, 8, quick_rows=4)
+        assert await asyncio.gather(*(answers(batcher, value) for value in (1, 2, 3))) == [[2], [4], [6]]
+        assert await asyncio.gather(*(answers(batcher, value) for value in (4, 5, 6, 7, 8))) == [[8], [10], [12], [14], [16]]
+        here = threading.get_ident()
+        assert threads[0] == (3, here)
+        assert threads[1][0] == 5
+        assert threads[1][1] != here
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_quick_batch_waits_as_long_as_each_turn_of_the_event_loop_brings_another_request() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8, quick_rows=8)
+
+        async def after(num_turns: int) -> Sequence[int]:
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            return await answers(batcher, num_turns)
+
+        await asyncio.gather(*(after(num_turns) for num_turns in (0, 1, 2, 3, 4, 12)))
+        assert model.batches == [[0, 1, 2, 3, 4], [12]]
+        model.batches.clear()
+        await asyncio.gather(*(after(num_turns) for num_turns in range(20)))
+        assert [value for batch in model.batches for value in batch] == list(range(20))
+        assert len(model.batches[0]) == 8  # no more than a batch holds, however many arrive
+        await batcher.close()
+
+    run(work())
+
+
+def test_between_two_quick_batches_others_have_their_turn() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 2, quick_rows=2)
+        seen: list[int] = []
+
+        async def look() -> None:
+            while len(model.batches) < 4:
+                seen.append(len(model.batches))
+                await asyncio.sleep(0)
+
+        await asyncio.gather(answers(batcher, *range(8)), look())
+        assert model.batches == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert {1, 2, 3} <= set(seen)
+        await batcher.close()
+
+    run(work())
+
+
+def test_what_is_read_late_is_read_once_for_its_batch_and_what_is_wrong_with_it_is_its_own() -> None:
+    model, read = Recorder(), []
+
+    def reading(value: int) -> NDArray[np.uint8]:
+        read.append(value)
+        if value == 7:
+            raise ValueError("cannot be read")
+        return rows(value, value)[: 1 if value == 8 else 2]
+
+    async def work() -> None:
+        batcher = MicroBatcher(model.run, 3, quick_rows=3)
+        submissions = [batcher.submit_unread(lambda value=value: reading(value), 2) for value in (1, 7, 2, 8, 3)]  # type: ignore[misc]
+        assert not read
+        assert batcher.num_waiting == 10
+        submissions[4].answer.cancel()
+        found = await asyncio.gather(*(one.answer for one in submissions), return_exceptions=True)
+        kinds = [one if isinstance(one, list) else type(one) for one in found]
+        assert kinds == [[2, 2], ValueError, [4, 4], RuntimeError, asyncio.CancelledError]
+        assert model.batches == [[1, 1, 2], [2]]
+        assert read == [1, 7, 2, 8]  # none twice, and none that nobody waits for
+        assert submissions[2].inputs.tolist() == rows(2, 2).tolist()
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_model_that_is_slower_than_it_was_measured_leaves_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        threads, seconds = list[int](), [0.02, 0.02, 0.0, 0.02, 0.02, 0.02, 0.0, 0.0]
+
+        def answer(batch: NDArray[np.uint8]) -> list[int]:
+            time.sleep(seconds[len(threads)])
+            threads.append(threading.get_ident())
+            return [0] * len(batch)
+
+        batcher = MicroBatcher(answer, 8, quick_rows=8)
+        monkeypatch.setattr(batching, "SLOW_S", 0.01)
+        for _ in seconds:
+            await answers(batcher, 1)
+        here = threading.get_ident()
+        assert [thread == here for thread in threads] == [True] * 6 + [False] * 2
+        assert caplog.text.count("from now on it has a thread") == 1
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_quick_batch_that_fails_is_told_to_its_requests_and_the_next_one_runs() -> None:
+    async def work() -> None:
+        batcher = MicroBatcher(Recorder().run, 2, quick_rows=2)
+        found = await asyncio.gather(*(answers(batcher, value) for value in (1, 255, 3)), return_exceptions=True)
+        assert [str(one) for one in found] == ["planted", "planted", "[6]"]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_request_of_several_rows_shares_batches_and_is_answered_whole() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 4)
+        submissions = await submit_while_busy(batcher, model, [[1, 2], [3, 4, 5, 6, 7], [8]])
+        assert batcher.num_waiting == 8
+        model.gate.set()
+        found = [await submission.answer for submission in submissions]
+        assert found == [[0], [2, 4], [6, 8, 10, 12, 14], [16]]
+        assert model.batches == [[0], [1, 2, 3, 4], [5, 6, 7, 8]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_batch_is_noted_with_its_size_and_its_share_of_the_largest() -> None:
+    async def work() -> None:
+        noted: list[tuple[int, float]] = []
+        batcher = MicroBatcher(Recorder().run, 4, lambda num_rows, fill, seconds: noted.append((num_rows, fill)))
+        await answers(batcher, 1, 2, 3, 4, 5)
+        assert noted == [(4, 1.0), (1, 0.25)]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_lone_request_does_not_wait_for_company() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8)
+        submission = batcher.submit(rows(1))
+        await submission.answer
+        assert submission.queue_seconds < 0.05
+        assert model.batches == [[1]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_the_time_in_the_queue_is_told_apart_from_the_time_in_the_model() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8)
+        first, second = await submit_while_busy(batcher, model, [[1]])
+        await asyncio.sleep(1)
+        model.gate.set()
+        await asyncio.gather(first.answer, second.answer)
+        assert first.infer_seconds > 0.9 > first.queue_seconds
+        assert second.queue_seconds > 0.9 > second.infer_seconds
+        await batcher.close()
+
+    run(work())
+
+
+def test_an_expired_request_never_reaches_the_model_and_its_neighbours_do() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8)
+        submissions = await submit_while_busy(batcher, model, [[1], [2, 20], [3]])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await submissions[2].answer
+        model.gate.set()
+        assert [await submissions[number].answer for number in (1, 3)] == [[2], [6]]
+        assert model.batches == [[0], [1, 3]]
+        assert [submission.num_taken for submission in submissions] == [1, 1, 0, 1]
+        await batcher.close()
+
+    run(work())
+
+
+def test_of_a_request_that_expires_between_its_batches_the_rest_never_reaches_the_model() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 2)
+        model.gate.clear()
+        large = batcher.submit(rows(1, 2, 3, 4))
+        behind = batcher.submit(rows(5))
+        while not model.batches:
+            await asyncio.sleep(0.001)
+        large.answer.cancel()
+        model.gate.set()
+        assert await behind.answer == [10]
+        assert model.batches == [[1, 2], [5]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_request_that_expires_in_the_running_batch_hurts_no_neighbour() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 8)
+        submissions = await submit_while_busy(batcher, model, [[1]])
+        submissions[0].answer.cancel()
+        model.gate.set()
+        assert await submissions[1].answer == [2]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_failing_batch_fails_its_requests_and_the_next_batch_runs() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 2)
+        with pytest.raises(RuntimeError, match="planted"):
+            await answers(batcher, 1, 255, 3, 4)
+        assert await answers(batcher, 4) == [8]
+        assert model.batches == [[1, 255], [4]]
+        await batcher.close()
+
+    run(work())
+
+
+def test_a_model_that_answers_too_few_rows_fails_its_batch_and_answers_nobody_wrongly() -> None:
+    async def work() -> None:
+        batcher = MicroBatcher(lambda batch: [0] * (len(batch) - 1), 8)
+        with pytest.raises(RuntimeError, match="answered 2 rows to a batch of 3"):
+            await answers(batcher, 1, 2, 3)
+        await batcher.close()
+
+    run(work())
+
+
+def test_close_lets_the_queue_run_empty() -> None:
+    async def work() -> None:
+        model = Recorder()
+        batcher = MicroBatcher(model.run, 2)
+        submissions = await submit_while_busy(batcher, model, [[1], [2], [3]])
+        model.gate.set()
+        await batcher.close()
+        assert [submission.answer.result() for submission in submissions] == [[0], [2], [4], [6]]
+
+    run(work())
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1), (2, 2), (3, 4), (8, 8), (9, 16)])
+def test_next_power_of_two(count: int, expected: int) -> None:
+    assert next_power_of_two(count) == expected
+
+
+@pytest.mark.parametrize(("most", "size"), [(16, 8), (6, 6)])
+def test_padding_goes_up_to_a_power_of_two_or_the_largest_batch_and_changes_no_answer(most: int, size: int) -> None:
+    sizes = []
+
+    def twice(batch: NDArray[np.uint8]) -> Answers:
+        sizes.append(len(batch))
+        return Answers(batch.astype(np.float32) * 2, batch[:, 0].astype(np.float32))
+
+    batch = np.arange(15, dtype=np.uint8).reshape(5, 3)
+    outputs, scores = padded(twice, most)(batch)
+    assert (outputs == batch * 2).all()
+    assert (scores == batch[:, 0]).all()
+    assert sizes == [size]
+
+
+def test_the_newest_that_wait_can_be_sent_out_of_the_queue_again() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        batcher = MicroBatcher(recorder.run, 2)
+        submissions = [batcher.submit(np.full((2, 1), number)) for number in range(5)]
+        await asyncio.sleep(0)  # the first is with the model
+        batcher.shed(3, lambda: OverflowError("sent out"))
+        done = await asyncio.gather(*(submission.answer for submission in submissions), return_exceptions=True)
+        assert [isinstance(one, OverflowError) for one in done] == [False, False, True, True, True]
+        await batcher.close()
+
+    run(work())

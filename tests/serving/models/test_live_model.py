@@ -1,0 +1,122 @@
+"""A model that takes requests: its end holds up nobody, and its queue is shed with the others."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.http.responses import Refusal
+from serving.models.live_model import LiveModel
+from serving.models.model import load_model
+from serving.requests import decoding, rows
+from serving.rollout.canary import Canary
+from serving.rollout.evidence import Evidence
+from serving.rollout.first_uses import FirstUses
+from serving.worker import Inference
+from tests.serving.bundles import CONTRACT, picture
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import put_in_place_of
+
+
+class Gate:
+    """Holds up whatever thread comes to it."""
+
+    def __init__(self) -> None:
+        self.open, self.reached, self.num_reached = threading.Event(), threading.Event(), 0
+
+    def pass_through(self, *_: object) -> Any:
+        self.num_reached += 1
+        self.reached.set()
+        assert self.open.wait(10)
+        return np.zeros(CONTRACT.shape, np.uint8)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+async def abandoned(live: LiveModel, gate: Gate, *items: bytes) -> None:
+    """Let a request's decoding begin, and the request end before it."""
+    request = asyncio.create_task(live.decoder.decode(*items))
+    while not gate.reached.is_set():
+        await asyncio.sleep(0.001)
+    request.cancel()
+    with suppress(asyncio.CancelledError):
+        await request
+
+
+async def seconds_of_the_end(live: LiveModel) -> float:
+    started = perf_counter()
+    await live.retire()
+    return perf_counter() - started
+
+
+def test_a_model_whose_images_are_still_decoded_for_nobody_ends_at_once(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr(decoding, "array_from_bytes", gate.pass_through)
+    monkeypatch.setattr(decoding, "num_cores", lambda: 1)
+
+    async def main() -> None:
+        live = LiveModel(load_model(make_settings()), 8, lambda *_: None)
+        await abandoned(live, gate, *[picture(number) for number in range(4)])
+        assert await seconds_of_the_end(live) < 1
+        gate.open.set()
+        await asyncio.sleep(0.1)
+        assert gate.num_reached == 1  # those that had not begun never do
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("certified_table")
+def test_a_model_whose_rows_are_still_read_for_nobody_ends_at_once(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr(rows, "parse", gate.pass_through)
+
+    async def main() -> None:
+        live = LiveModel(load_model(make_settings()), 8, lambda *_: None)
+        await abandoned(live, gate, b'{"rows": []}' + b" " * rows.INLINE_BYTES)
+        assert await seconds_of_the_end(live) < 1
+
+    asyncio.run(main())
+
+
+def test_an_overload_sheds_the_queue_of_a_canary_too(tmp_path: Path, make_settings: MakeSettings, gate: Gate) -> None:
+    """What may stay is divided as what waits is."""
+
+    async def main() -> None:
+        inference = Inference(make_settings(max_batch_size=1))
+        await inference.swap(load_model(inference.settings))
+        canary = inference.make_live(load_model(inference.settings), "candidate")
+        inference.canary = Canary(canary, Evidence(), "salt", FirstUses(tmp_path / "of.used", "salt"))
+        assert inference._live
+        queues = []
+        for live, num_waiting in ((inference._live, 9), (canary, 3)):
+            gate.reached.clear()
+            put_in_place_of(live, lambda batch: [gate.pass_through()] * len(batch))
+            running = live.batcher.submit(np.zeros((1, *CONTRACT.shape), np.uint8))
+            while not running.num_taken:
+                await asyncio.sleep(0.001)
+            queues.append([live.batcher.submit(np.zeros((1, *CONTRACT.shape), np.uint8)) for _ in range(num_waiting)])
+        inference._shed(4)
+        kept = [[not submission.answer.done() for submission in queue] for queue in queues]
+        assert kept == [[True] * 3 + [False] * 6, [True] + [False] * 2]
+        gate.open.set()
+        for submission in (one for queue in queues for one in queue):
+            with suppress(Refusal):
+                await submission.answer
+        inference.canary = None
+        await canary.retire()
+        await inference.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -1,0 +1,186 @@
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import pytest
+
+from serving.http.responses import ClientGoneError, Refusal
+from serving.http.routes import Request
+from serving.requests.payload import Payload
+from serving.requests.reading import read_payload
+
+BOUNDARY = b"limit"
+FORM = b"multipart/form-data; boundary=" + BOUNDARY
+MAX_ITEMS = 8
+
+
+def part(name: str = "image", content: bytes = b"pixels", filename: str | None = "x.png") -> bytes:
+    disposition = f'form-data; name="{name}"' + (f'; filename="{filename}"' if filename is not None else "")
+    return b"--" + BOUNDARY + b"\r\nContent-Disposition: " + disposition.encode() + b"\r\n\r\n" + content + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--" + BOUNDARY + b"--\r\n"
+
+
+def request(headers: dict[bytes, bytes], receive: Any, body: bytes | None = None) -> Request:
+    return Request("abc.1", "POST", "/predict", b"", headers, receive, 0.0, body=body)
+
+
+def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared: bool = True, max_bytes: int = 1000) -> tuple[bytes, ...]:
+    chunks = [body] if isinstance(body, bytes) else list(body)
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    messages[-1]["more_body"] = False
+    length = {b"content-length": str(sum(map(len, chunks))).encode()} if declared else {b"transfer-encoding": b"chunked"}
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def never() -> dict[str, Any]:
+        raise AssertionError("what is there already was waited for")
+
+    async def work() -> tuple[bytes, ...]:
+        """Alike where it comes in pieces and where all of it is there."""
+        headers = {b"content-type": content_type} | length
+        whole = request(headers, never, b"".join(chunks))
+        results: list[tuple[bytes, ...] | Refusal] = []
+        for one in (whole, request(headers, receive)):
+            try:
+                results.append((await read_payload(one, max_bytes, MAX_ITEMS, "images")).items)
+            except Refusal as refusal:
+                results.append(refusal)
+        first, second = results
+        if isinstance(second, Refusal):
+            assert isinstance(first, Refusal)
+            assert (first.code, first.field, first.message) == (second.code, second.field, second.message)
+            raise second
+        assert first == second
+        return second
+
+    return asyncio.run(work())
+
+
+def refused(*arguments: Any, **options: Any) -> Refusal:
+    with pytest.raises(Refusal) as refusal:
+        read(*arguments, **options)
+    return refusal.value
+
+
+@pytest.mark.parametrize("content_type", [b"image/png", b"image/jpeg; charset=binary", b"application/octet-stream", b"IMAGE/PNG"])
+def test_a_raw_body_is_the_image(content_type: bytes) -> None:
+    assert read(b"pixels", content_type) == (b"pixels",)
+
+
+def test_a_form_with_one_file_named_image_is_the_image() -> None:
+    assert read(form(part(content=b"pix\r\n--els"))) == (b"pix\r\n--els",)
+
+
+def test_a_form_with_several_files_is_its_images_in_their_order_up_to_the_limit() -> None:
+    images = [f"image {number}".encode() for number in range(MAX_ITEMS + 1)]
+    parts = [part(content=image) for image in images]
+    assert read(form(*parts[:MAX_ITEMS]), max_bytes=10_000) == tuple(images[:MAX_ITEMS])
+    refusal = refused(form(*parts), max_bytes=10_000)
+    assert (refusal.code, refusal.field) == ("too_many_items", "image")
+    assert "SLIPWAY_MAX_ITEMS" in refusal.message
+
+
+def test_a_chunked_body_is_put_together() -> None:
+    assert read([b"pi", b"xe", b"ls"], b"image/png", declared=False) == (b"pixels",)
+
+
+@pytest.mark.parametrize(
+    "content_type", [b"", b"text/plain", b"application/json", b"application/x-www-form-urlencoded", b"imagex/png", b"\xff"]
+)
+def test_other_content_types_are_refused(content_type: bytes) -> None:
+    assert refused(b"pixels", content_type).code == "unsupported_media_type"
+
+
+def test_a_body_at_the_limit_is_read_and_one_byte_above_is_refused() -> None:
+    assert read(b"x" * 100, b"image/png", max_bytes=100) == (b"x" * 100,)
+    assert refused(b"x" * 101, b"image/png", max_bytes=100).code == "body_too_large"
+
+
+def test_a_chunked_body_is_refused_when_it_passes_the_limit_and_not_read_further() -> None:
+    def chunks() -> list[bytes]:
+        return [b"x" * 60, b"x" * 60]
+
+    assert refused(chunks(), b"image/png", declared=False, max_bytes=100).code == "body_too_large"
+    assert read(chunks(), b"image/png", declared=False, max_bytes=120) == (b"x" * 120,)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, "length_required"),
+        ({b"content-length": b"11"}, "body_too_large"),
+        ({b"content-length": b"9" * 5000}, "body_too_large"),
+        ({b"content-length": b"-1"}, "malformed_body"),
+        ({b"content-length": b"ten"}, "malformed_body"),
+    ],
+)
+def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(headers: dict[bytes, bytes], code: str) -> None:
+    async def never() -> dict[str, Any]:
+        raise AssertionError("the body was read")
+
+    with pytest.raises(Refusal) as refusal:
+        asyncio.run(read_payload(request({b"content-type": b"image/png"} | headers, never), 10, MAX_ITEMS, "images"))
+    assert (refusal.value.code, refusal.value.field) == (code, "content-length" if code != "body_too_large" else None)
+
+
+def test_a_caller_that_hangs_up_is_not_a_request() -> None:
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientGoneError):
+        asyncio.run(read_payload(request({b"content-type": b"image/png", b"content-length": b"10"}, gone), 10, MAX_ITEMS, "images"))
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        (form(), "missing_field", "image"),
+        (form(part(name="picture")), "unknown_field", "picture"),
+        (form(part(), part(name="note", filename=None)), "unknown_field", "note"),
+        (form(part(filename=None)), "not_a_file", "image"),
+        (form(part(content=b"http://169.254.169.254/x.png", filename=None)), "not_a_file", "image"),
+        (form(part(), part(filename=None)), "not_a_file", "image[1]"),
+        (form(*[part(name="note")] * (MAX_ITEMS + 1)), "too_many_items", "image"),
+        (part(), "malformed_body", None),
+        (b"no form at all", "malformed_body", None),
+        (b"--other\r\n\r\nx\r\n--other--", "malformed_body", None),
+        (b"--limit\r\nbad header\r\n\r\nx\r\n--limit--\r\n", "malformed_body", None),
+        (b"--limit\r\n\r\nx\r\n--limit--\r\n", "unknown_field", ""),
+        (b"--limit\r\nContent-Disposition: " + b"x" * 100_000, "malformed_body", None),
+    ],
+)
+def test_a_form_with_anything_else_is_refused_naming_the_field(body: bytes, code: str, field: str | None) -> None:
+    refusal = refused(body, max_bytes=1_000_000)
+    assert (refusal.code, refusal.field) == (code, field)
+
+
+@pytest.mark.parametrize(
+    "content_type", [b"multipart/form-data", b"multipart/form-data; boundary=", b"multipart/form-data; boundary=" + b"x" * 500]
+)
+def test_a_form_without_a_usable_boundary_is_refused(content_type: bytes) -> None:
+    assert refused(form(part()), content_type).code == "malformed_body"
+
+
+def read_as(kind: Literal["images", "columns"], content_type: bytes) -> Payload:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}"}
+
+    return asyncio.run(read_payload(request({b"content-type": content_type, b"content-length": b"2"}, receive), 10, MAX_ITEMS, kind))
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"APPLICATION/JSON", b"application/json; charset=UTF-8"])
+def test_json_is_read_for_a_table_and_refused_for_images(content_type: bytes) -> None:
+    assert read_as("columns", content_type) == Payload("columns", (b"{}",))
+    with pytest.raises(Refusal, match="takes images, not JSON"):
+        read_as("images", content_type)
+
+
+@pytest.mark.parametrize("content_type", [b"image/png", b"multipart/form-data", b"application/octet-stream", b"text/plain", b"", b"\xff"])
+def test_other_content_types_are_refused_for_a_table(content_type: bytes) -> None:
+    with pytest.raises(Refusal, match="application/json") as refusal:
+        read_as("columns", content_type)
+    assert refusal.value.code == "unsupported_media_type"

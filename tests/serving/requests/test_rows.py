@@ -1,0 +1,217 @@
+import asyncio
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from serving.http.responses import ERRORS, Refusal
+from serving.http.strict_json import parse
+from serving.requests import rows
+from serving.requests.decoding import Decoded
+from serving.requests.rows import INLINE_BYTES, MAX_FAULTS, RowDecoder
+from slipway.inputs.columns import ColumnContract, encode, read_row
+from tests.serving.any_json import BODIES
+from tests.serving.bundles import COLUMNS, ROW, column, table_row
+
+MAX_ROWS = 50
+
+
+def decode(body: bytes | Any, contract: ColumnContract = COLUMNS, max_rows: int = MAX_ROWS) -> Decoded:
+    decoder = RowDecoder(contract, max_rows)
+    try:
+        return asyncio.run(decoder.decode(body if isinstance(body, bytes) else json.dumps(body).encode()))
+    finally:
+        decoder.close()
+
+
+def refused(body: bytes | Any, contract: ColumnContract = COLUMNS) -> Refusal:
+    with pytest.raises(Refusal) as refusal:
+        decode(body, contract)
+    return refusal.value
+
+
+def test_one_object_is_one_row_encoded_bit_for_bit_as_in_training() -> None:
+    decoded = decode(ROW)
+    typed = read_row(ROW, COLUMNS)
+    expected = encode({name: [cell] for name, cell in typed.items()}, COLUMNS)
+    assert decoded.inputs.dtype == np.float32
+    assert (decoded.inputs.shape, decoded.is_list) == ((1, *COLUMNS.shape), False)
+    assert decoded.inputs.tobytes() == expected.tobytes()
+
+
+def test_several_rows_keep_their_order_and_are_each_what_they_are_alone() -> None:
+    several = decode({"rows": [table_row(number) for number in range(20)]})
+    assert several.is_list
+    for number, vector in enumerate(several.inputs):
+        assert vector.tobytes() == decode(table_row(number)).inputs.tobytes()
+    assert decode({"rows": [ROW]}).is_list
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"age": "41"}, "type_violation", "age"),
+        ({"age": True}, "type_violation", "age"),
+        ({"age": [41]}, "type_violation", "age"),
+        ({"age": {"value": 41}}, "type_violation", "age"),
+        ({"age": 120.5}, "out_of_range", "age"),
+        ({"age": -1}, "out_of_range", "age"),
+        ({"age": None}, "missing_value", "age"),
+        ({"age": " "}, "missing_value", "age"),
+        ({"income": 1e300}, "out_of_range", "income"),
+        ({"colour": "mauve"}, "unknown_category", "colour"),
+        ({"colour": 3}, "type_violation", "colour"),
+        ({"city": "x" * 300}, "type_violation", "city"),
+        ({"member": 1}, "type_violation", "member"),
+        ({"since": "yesterday"}, "type_violation", "since"),
+        ({"since": 20210304}, "type_violation", "since"),
+        ({"Age": 41}, "unknown_column", "Age"),
+        ({"rows": []}, "unknown_column", "rows"),
+        ({"a\x00b": 1}, "unknown_column", "a\x00b"),
+    ],
+)
+def test_a_bad_cell_is_refused_under_its_rule_and_its_place(change: dict[str, Any], code: str, field: str) -> None:
+    alone, among = refused(ROW | change), refused({"rows": [ROW, ROW | change, ROW]})
+    assert (alone.code, alone.field) == (code, field)
+    assert (among.code, among.field) == (code, f"rows[1].{field}")
+    assert alone.status == among.status == ERRORS[code] == 422
+    assert "more" not in alone.message
+
+
+@pytest.mark.parametrize(
+    "change", [{"age": 120}, {"age": 0}, {"income": None}, {"city": "Atlantis"}, {"city": ""}, {"since": "2021-03-04T05:06:07+02:00"}]
+)
+def test_the_neighbours_of_what_is_refused_are_taken(change: dict[str, Any]) -> None:
+    assert decode(ROW | change).inputs.shape == (1, *COLUMNS.shape)
+
+
+def test_a_column_that_is_left_out_is_missing() -> None:
+    without = {name: value for name, value in ROW.items() if name not in ("income", "city")}
+    assert decode(without).inputs.tobytes() == decode(ROW | {"income": None, "city": None}).inputs.tobytes()
+    assert refused({"age": 1}).code == "missing_value"
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "is_told"),
+    [
+        ("age", "38", True),
+        ("age", " 3.5e1 ", True),
+        ("member", "True", True),
+        ("age", "x", False),
+        ("age", "nan", False),
+        ("member", "1", False),
+    ],
+)
+def test_a_number_that_came_as_text_is_called_text(column: str, text: str, is_told: bool) -> None:
+    message = refused(ROW | {column: text}).message
+    assert (f"found the text {text!r}, expected " in message) == is_told
+    assert (f"found {text!r}, expected " in message) == (not is_told)
+
+
+def test_all_bad_cells_are_counted_and_the_first_ones_named() -> None:
+    refusal = refused({"rows": [ROW, ROW | {"age": -1, "colour": "mauve"}, ROW | {"extra": 1, "member": 0}, ROW | {"age": "x"}]})
+    assert (refusal.code, refusal.field) == ("out_of_range", "rows[1].age")
+    named = "4 more: rows[1].colour (unknown_category), rows[2].extra (unknown_column), rows[2].member (type_violation), ..."
+    assert refusal.message.endswith(named)
+
+
+def test_the_message_stays_short_whatever_is_wrong() -> None:
+    row = {f"{'long' * 30}{number}": "x" * 1000 for number in range(40)}
+    refusal = refused({"rows": [row] * MAX_ROWS})
+    assert len(refusal.message) < 2500
+    many = refused({"rows": [ROW | {"age": -1, "colour": "mauve", "member": 0}] * MAX_ROWS})
+    assert f". At least {MAX_FAULTS - 1} more: rows[0].colour" in many.message
+    assert len(many.message) < 400
+
+
+def test_a_number_that_32_bits_cannot_hold_is_named_with_its_row() -> None:
+    refusal = refused({"rows": [ROW, ROW, ROW | {"income": 1e300}, ROW | {"income": -1e300}]})
+    assert (refusal.code, refusal.field) == ("out_of_range", "rows[2].income")
+    assert "rows[3].income" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        (b"[]", "not_a_row", None),
+        (b"[{}]", "not_a_row", None),
+        (b"null", "not_a_row", None),
+        (b"3", "not_a_row", None),
+        (b'"text"', "not_a_row", None),
+        (b'{"rows": []}', "no_rows", "rows"),
+        (b'{"rows": [{}, 3]}', "not_a_row", "rows[1]"),
+        (b'{"rows": [[]]}', "not_a_row", "rows[0]"),
+        (b'{"rows": null}', "unknown_column", "rows"),
+        (b'{"rows": {"age": 1}}', "unknown_column", "rows"),
+        (b"{}", "missing_value", "age"),
+        (b"", "malformed_json", None),
+    ],
+)
+def test_what_is_no_row_is_refused(body: bytes, code: str, field: str | None) -> None:
+    refusal = refused(body)
+    assert (refusal.code, refusal.field) == (code, field)
+
+
+def test_rows_at_the_limit_are_taken_and_one_more_is_refused() -> None:
+    assert len(decode({"rows": [ROW] * MAX_ROWS}).inputs) == MAX_ROWS
+    refusal = refused({"rows": [ROW] * (MAX_ROWS + 1)})
+    assert (refusal.code, refusal.status) == ("too_many_rows", 413)
+    assert "SLIPWAY_MAX_ROWS" in refusal.message
+
+
+def test_a_body_of_a_million_values_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def noting(body: bytes) -> Any:
+        parsed.append(body)
+        return parse(body)
+
+    monkeypatch.setattr(rows, "parse", noting)
+    for body in (b'{"a":[' + b"1," * 1_000_000 + b"1]}", b"[" + b"{}," * 500_000 + b"{}]"):
+        assert refused(body).code == "too_many_rows"
+    assert parsed == []
+    refused(b"{}")
+    assert parsed == [b"{}"]  # the twin: what is read is seen
+
+
+def test_a_column_called_rows_is_a_column() -> None:
+    contract = ColumnContract(kind="columns", columns=[column("rows")])
+    assert not decode({"rows": 3}, contract).is_list
+    assert decode({"rows": [{"rows": 3}]}, contract).inputs.tobytes() == decode({"rows": 3}, contract).inputs.tobytes()
+
+
+@pytest.mark.parametrize(("num_rows", "thread"), [(1, "MainThread"), (50, "slipway-rows")])
+def test_many_rows_are_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, num_rows: int, thread: str) -> None:
+    seen: set[str] = set()
+
+    def noting(body: bytes) -> Any:
+        seen.add(threading.current_thread().name.split("_")[0])
+        return parse(body)
+
+    monkeypatch.setattr(rows, "parse", noting)
+    body = json.dumps({"rows": [ROW] * num_rows}).encode()
+    assert (len(body) > INLINE_BYTES) == (num_rows > 1)
+    decode(body)
+    assert seen == {thread}
+
+
+@settings(max_examples=300, deadline=None)
+@given(BODIES)
+def test_any_body_is_finite_rows_or_a_refusal(body: bytes) -> None:
+    answer = decoded_or_refusal(body)
+    if isinstance(answer, Refusal):
+        assert 400 <= answer.status < 500
+        json.dumps([answer.message, answer.field], ensure_ascii=False).encode()  # it can be sent
+    else:
+        assert answer.inputs.shape[1:] == COLUMNS.shape
+        assert np.isfinite(answer.inputs).all()
+
+
+def decoded_or_refusal(body: bytes) -> Decoded | Refusal:
+    try:
+        return decode(body)
+    except Refusal as refusal:
+        return refusal

@@ -1,0 +1,97 @@
+"""The number of cores, with control groups as Linux writes them, in a folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slipway.system.cores import cpu_quota, num_cores
+
+CORES = 8
+
+
+@pytest.fixture(autouse=True)
+def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(CORES)))
+
+
+def process(folder: Path, groups: str, mounts: str, **limits: str) -> Path:
+    """A process' folder of /proc. `mounts` name the place as MOUNT; `limits` are files below it by their path, `__` for a slash."""
+    mount, proc = folder / "mount", folder / "proc"
+    proc.mkdir()
+    (proc / "cgroup").write_text(groups)
+    (proc / "mountinfo").write_text("22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n" + mounts.replace("MOUNT", str(mount)))
+    for name, content in limits.items():
+        path = mount / name.replace("__", "/").replace("cpu_", "cpu.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return proc
+
+
+def v2(folder: Path, groups: str = "0::/\n", root: str = "/", **limits: str) -> Path:
+    return process(folder, groups, f"30 22 0:26 {root} MOUNT rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n", **limits)
+
+
+def v1(folder: Path, groups: str, root: str, **limits: str) -> Path:
+    mounts = (
+        f"33 30 0:30 {root} MOUNT_of_memory rw,nosuid - cgroup cgroup rw,memory\n"
+        f"34 30 0:31 {root} MOUNT rw,nosuid master:9 - cgroup cgroup rw,cpu,cpuacct\n"
+    )
+    return process(folder, groups, mounts, **limits)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("200000 100000\n", 2), ("150000 100000\n", 2), ("5000 100000\n", 1), ("max 100000\n", CORES), ("3200000 100000\n", CORES)],
+    ids=["two", "one and a half", "a twentieth", "no limit", "more than there are"],
+)
+def test_a_quota_of_version_2_bounds_the_cores_and_a_part_counts_as_one(tmp_path: Path, content: str, expected: int) -> None:
+    assert num_cores(v2(tmp_path, cpu_max=content)) == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("300000\n", 3), ("250000\n", 3), ("1000\n", 1), ("-1\n", CORES)])
+def test_a_quota_of_version_1_bounds_the_cores(tmp_path: Path, quota: str, expected: int) -> None:
+    groups = "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/system.slice\n"
+    assert num_cores(v1(tmp_path, groups, "/docker/abc", cpu_cfs_quota_us=quota, cpu_cfs_period_us="100000\n")) == expected
+
+
+def test_the_strictest_group_from_the_process_up_decides(tmp_path: Path) -> None:
+    limits = {"pod__own__cpu_max": "600000 100000", "pod__cpu_max": "400000 100000", "cpu_max": "max 100000"}
+    assert num_cores(v2(tmp_path, "0::/pod/own\n", **limits)) == 4
+
+
+def test_another_groups_quota_is_none_of_ours(tmp_path: Path) -> None:
+    assert num_cores(v2(tmp_path, "0::/pod/own\n", pod__other__cpu_max="100000 100000")) == CORES
+
+
+def test_what_is_mounted_from_within_the_hierarchy_is_found_by_its_root(tmp_path: Path) -> None:
+    proc = v2(tmp_path, "0::/kubepods/pod/own\n", "/kubepods/pod", own__cpu_max="300000 100000", cpu_max="500000 100000")
+    assert num_cores(proc) == 3
+
+
+@pytest.mark.parametrize("path", ["/../elsewhere", "/kubepods/other"])
+def test_a_group_outside_of_what_is_mounted_has_the_mounts_quota(tmp_path: Path, path: str) -> None:
+    assert num_cores(v2(tmp_path, f"0::{path}\n", "/kubepods/pod", cpu_max="200000 100000")) == 2
+
+
+@pytest.mark.parametrize("content", ["", "200000", "two 100000", "200000 0"])
+def test_a_file_of_another_form_is_no_limit(tmp_path: Path, content: str) -> None:
+    assert num_cores(v2(tmp_path, cpu_max=content)) == CORES
+
+
+def test_a_mount_with_a_space_in_its_path_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "a place"
+    folder.mkdir()
+    proc = v2(folder, cpu_max="200000 100000")
+    mounts = proc / "mountinfo"
+    mounts.write_text(mounts.read_text().replace("a place", r"a\040place"))
+    assert num_cores(proc) == 2
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    assert num_cores(tmp_path) == CORES
+
+
+def test_this_process_has_at_least_one_core_and_no_more_than_it_sees() -> None:
+    assert 1 <= num_cores() <= len(os.sched_getaffinity(0))

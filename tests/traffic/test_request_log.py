@@ -1,0 +1,205 @@
+"""The store of kept requests: what is read is what was written, whatever happened to the writer, and never too much of it."""
+
+import json
+import os
+import stat
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset
+import pytest
+
+from slipway.artifacts.certificate import Execution
+from slipway.system.errors import IntegrityError
+from slipway.traffic.request_log import (
+    DamagedLine,
+    KeptFolder,
+    KeptRequest,
+    decode_line,
+    digest_inputs,
+    encode_line,
+    find_kept,
+    read_kept,
+    segments,
+)
+
+MIB = 1 << 20
+EXECUTION = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+OUTPUTS = np.array([[0.1, -0.0, 1e-42], [np.float32(1) / 3, 3.4e38, 0.7]], np.float32)
+
+
+def kept(number: int = 0, num_bytes: int = 100) -> KeptRequest:
+    return KeptRequest(
+        request_id=f"request-{number}",
+        time=datetime.fromtimestamp(1.7e9 + number + 0.123456, UTC),
+        bundle_digest="ab" * 32,
+        execution=EXECUTION,
+        content_type="application/octet-stream",
+        payload=np.random.default_rng(number).bytes(num_bytes),
+        is_list=False,
+        inputs_sha256=digest_inputs(np.zeros((2, 3))),
+        outputs={"probabilities": OUTPUTS},
+        answers=[{"label": "ä", "probabilities": {"ä": 0.5}}] * 2,
+    )
+
+
+def requests_in(folder: Path) -> list[KeptRequest]:
+    found = list(read_kept(folder))
+    assert not [one for one in found if isinstance(one, DamagedLine)]
+    return [one for one in found if isinstance(one, KeptRequest)]
+
+
+def write(folder: Path, numbers: range, num_bytes: int = 100) -> None:
+    writer = KeptFolder(folder, MIB, 1)
+    for number in numbers:
+        writer.append(encode_line(kept(number, num_bytes)))
+    writer.close()
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_request_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    write(tmp_path / "kept", range(3))
+    for number, found in enumerate(requests_in(tmp_path / "kept")):
+        expected = kept(number)
+        assert found.outputs["probabilities"].tobytes() == OUTPUTS.tobytes()
+        assert found.outputs["probabilities"].shape == OUTPUTS.shape
+        assert replace(found, outputs={}) == replace(expected, outputs={})
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    write(tmp_path / "parent/kept", range(1))
+    assert stat.S_IMODE((tmp_path / "parent/kept").stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "parent/kept").iterdir()] == [0o600]
+
+
+def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on(tmp_path: Path) -> None:
+    write(tmp_path, range(3))
+    path = segments(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:-40])
+    write(tmp_path, range(3, 5))
+    assert [request.request_id for request in requests_in(tmp_path)] == ["request-0", "request-1", "request-3", "request-4"]
+
+
+@pytest.mark.parametrize("damage", [b'"payload":"A', b'"sha256":"0', b'"shape":[9,', b'"backend":"zz'])
+def test_an_altered_line_is_named_and_the_others_are_read(tmp_path: Path, damage: bytes) -> None:
+    write(tmp_path, range(3))
+    path = segments(tmp_path)[0]
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = lines[1].index(damage[: damage.rindex(b":") + 2])
+    lines[1] = lines[1][:place] + damage + lines[1][place + len(damage) :]
+    path.write_bytes(b"".join(lines))
+    found = list(read_kept(tmp_path))
+    assert [isinstance(one, DamagedLine) for one in found] == [False, True, False]
+    assert str(found[1]).startswith(f"line 2 of {path} was altered: ")
+    assert len(find_kept(tmp_path, "request-2")) == 1
+    with pytest.raises(IntegrityError, match=r"line 2 of .* was altered"):
+        find_kept(tmp_path, "request-1")
+
+
+def test_an_id_is_found_whole_with_all_that_have_it_and_never_as_a_path(tmp_path: Path) -> None:
+    write(tmp_path / "kept", range(12))
+    write(tmp_path / "kept", range(1, 2))
+    assert [request.request_id for request in find_kept(tmp_path / "kept", "request-1")] == ["request-1"] * 2
+    assert find_kept(tmp_path / "kept", "request-") == []
+    assert find_kept(tmp_path / "kept", '../kept/"') == []
+    assert find_kept(tmp_path / "gone", "request-1") == []
+
+
+def test_the_folder_stays_within_its_bound_and_the_oldest_go_first(tmp_path: Path) -> None:
+    writers = [KeptFolder(tmp_path, MIB, 3) for _ in range(3)]
+    for number in range(600):
+        writers[number % 3].append(encode_line(kept(number, 4000)))
+        assert number % 50 or size(tmp_path) <= MIB
+    assert size(tmp_path) <= MIB
+    found = sorted(int(request.request_id.rpartition("-")[2]) for request in requests_in(tmp_path))
+    assert found[-1] == 599
+    assert len(found) > 600 * 0.15  # most of a bound that holds about 180
+    assert set(range(599 - len(found) // 2, 600)) <= set(found)
+
+
+def test_without_the_bound_it_would_be_larger(tmp_path: Path) -> None:
+    writer = KeptFolder(tmp_path, 100 * MIB, 1)
+    for number in range(600):
+        writer.append(encode_line(kept(number, 4000)))
+    assert size(tmp_path) > 3 * MIB
+
+
+def test_what_a_living_writer_has_open_is_not_removed_and_a_dead_ones_is(tmp_path: Path) -> None:
+    first, second = KeptFolder(tmp_path, MIB, 2), KeptFolder(tmp_path, MIB, 2)
+    first.append(encode_line(kept(1)))
+    path = segments(tmp_path)[0]
+    for number in range(400):
+        second.append(encode_line(kept(number, 4000)))
+    assert path.exists()
+    first.close()
+    for number in range(400):
+        second.append(encode_line(kept(number, 4000)))
+    assert not path.exists()
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text("x" * 2 * MIB)
+    write(tmp_path, range(400), 4000)
+    assert (tmp_path / "notes.jsonl").exists()
+
+
+def test_no_request_stays_longer_than_its_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1.7e9
+    monkeypatch.setattr("slipway.traffic.request_log.time.time", lambda: now)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime.fromtimestamp(now, UTC)
+
+    monkeypatch.setattr("slipway.traffic.request_log.datetime", Clock)
+    writer = KeptFolder(tmp_path, MIB, 1, max_age_s=2400)
+    writer.append(encode_line(kept(1)))
+    now += 90
+    writer.append(encode_line(kept(2)))
+    now += 20
+    writer.append(encode_line(kept(3)))
+    assert len(segments(tmp_path)) == 2  # the first took requests for 100 s
+    now += 2200
+    writer.tidy()
+    assert [request.request_id for request in requests_in(tmp_path)] == ["request-3"]
+    now += 105
+    writer.tidy()
+    assert segments(tmp_path) == []
+
+
+def test_a_disk_that_refuses_leaves_no_part_of_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, writer = os.write, KeptFolder(tmp_path, MIB, 1)
+    writer.append(encode_line(kept(1)))
+
+    def refuse(descriptor: int, content: memoryview) -> int:
+        if len(content) < 60:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, content[:50])
+
+    with monkeypatch.context() as patched:
+        patched.setattr("slipway.traffic.request_log.os.write", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                writer.append(encode_line(kept(2)))
+    assert [path.stat().st_size > 0 for path in segments(tmp_path)] == [True]  # and no empty segments
+    writer.append(encode_line(kept(3)))
+    assert [request.request_id for request in requests_in(tmp_path)] == ["request-1", "request-3"]
+
+
+def test_other_tools_read_a_segment(tmp_path: Path) -> None:
+    write(tmp_path, range(50))
+    table = pyarrow.dataset.dataset(tmp_path, format="json").to_table(columns=["request_id", "time", "payload", "answers"])
+    assert table.num_rows == 50
+    assert json.loads(segments(tmp_path)[0].read_text().splitlines()[0])["answers"][0]["label"] == "ä"
+
+
+def test_an_answer_that_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode_line(replace(kept(), answers=[{"value": float("nan")}]))
+    assert decode_line(encode_line(kept())).num_rows == 2

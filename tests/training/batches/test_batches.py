@@ -1,0 +1,200 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slipway.data.augmentation.plan import plan_from_params
+from slipway.system.errors import ParamsError
+from slipway.training.augmentation.batch import augment_batch
+from slipway.training.batches.batches import (
+    Batch,
+    ImageChanges,
+    TrainingBatches,
+    ValidationBatches,
+    cut_step,
+    training_loader,
+    validation_loader,
+)
+from tests.data.augmentation.test_plan import ON
+from tests.project_params import augment_params
+from tests.training.conftest import split_of
+
+SPLIT = split_of(103)
+EVERYTHING = plan_from_params(augment_params(**ON, mix_probability=0.7), seed=3)
+
+
+def _training(
+    world_size: int = 1,
+    rank: int = 0,
+    limit: int = 24,
+    splits: Any = (SPLIT,),
+    batch_size: int = 24,
+    changes: ImageChanges | None = None,
+) -> TrainingBatches:
+    return TrainingBatches(splits, cut_step(batch_size, world_size, limit), rank, seed=3, changes=changes, classes=True)
+
+
+def _changes(plan: Any = EVERYTHING, size_px: int = 8, on_device: bool = False) -> ImageChanges:
+    return ImageChanges(plan, size_px, on_device)
+
+
+def _step_rows(world_size: int, limit: int, epoch: int, step: int) -> set[int]:
+    shape = cut_step(24, world_size, limit)
+    rows: list[int] = []
+    for rank in range(world_size):
+        batches = _training(world_size, rank, limit)
+        for index in range(step * shape.num_accumulated, (step + 1) * shape.num_accumulated):
+            rows += batches[epoch, index].rows.tolist()
+    assert len(rows) == len(set(rows)) == 24
+    return set(rows)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("limit", [3, 6, 24])
+def test_a_step_has_the_same_rows_however_it_is_cut(world_size: int, limit: int) -> None:
+    for step in range(4):
+        assert _step_rows(world_size, limit, epoch=5, step=step) == _step_rows(1, 24, epoch=5, step=step)
+
+
+def test_another_epoch_has_another_order() -> None:
+    assert _step_rows(1, 24, 0, 0) != _step_rows(1, 24, 1, 0)
+
+
+def test_pixels_and_targets_belong_to_the_rows() -> None:
+    batch = _training()[2, 1]
+    assert np.array_equal(batch.inputs.numpy(), SPLIT.inputs[batch.rows.numpy()])
+    assert np.array_equal(batch.targets.numpy(), SPLIT.targets[batch.rows.numpy()])
+
+
+def test_offline_copies_are_rows_like_others() -> None:
+    copies = split_of(20, start=500)
+    batches = _training(splits=(SPLIT, copies), batch_size=123, limit=123)
+    batch = batches[0, 0]
+    both = np.concatenate([SPLIT.inputs, copies.inputs])
+    assert sorted(batch.rows.tolist()) == list(range(123))
+    assert np.array_equal(batch.inputs.numpy(), both[batch.rows.numpy()])
+
+
+def _step(world_size: int, limit: int, *, on_device: bool = False, size_px: int = 8) -> dict[int, tuple[Any, ...]]:
+    """By row of one step: its pixels, its partner's target and its own share."""
+    shape, found = cut_step(24, world_size, limit), dict[int, tuple[Any, ...]]()
+    for rank in range(world_size):
+        batches = _training(world_size, rank, limit, changes=_changes(size_px=size_px, on_device=on_device))
+        for index in range(2 * shape.num_accumulated, 3 * shape.num_accumulated):
+            batch = batches[5, index]
+            inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+            assert inputs.shape == (len(batch.rows), size_px, size_px, 1)
+            assert inputs.dtype == torch.uint8
+            assert batch.mixing is not None
+            parts = (batch.rows.tolist(), inputs.numpy(), batch.mixing.targets.tolist(), batch.mixing.own_shares.tolist())
+            found |= {row: (image.tobytes(), target, share) for row, image, target, share in zip(*parts, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("world_size", "limit"), [(2, 24), (1, 6), (4, 3)])
+def test_mixed_images_are_the_same_however_a_step_is_cut(world_size: int, limit: int, on_device: bool) -> None:
+    whole = _step(1, 24, on_device=on_device)
+    assert _step(world_size, limit, on_device=on_device) == whole
+    shares = [share for _, _, share in whole.values()]
+    assert 0 < sum(share < 1 for share in shares) < 24
+
+
+def test_a_row_is_mixed_with_another_row_of_its_step() -> None:
+    blend = plan_from_params(augment_params(mixup_alpha=1.0), seed=3)
+    batch, plain = _training(changes=_changes(blend))[1, 2], _training()[1, 2]
+    assert batch.mixing is not None
+    further = [
+        shift
+        for shift in range(1, 24)
+        if torch.equal(batch.mixing.targets, plain.targets.roll(-shift))
+        and np.abs(batch.inputs.numpy() - _blended(plain.inputs.numpy(), batch.mixing.own_shares.numpy(), shift)).max() <= 1
+    ]
+    assert len(further) == 1
+
+
+def _blended(images: Any, shares: Any, shift: int) -> Any:
+    own = shares[:, None, None, None]
+    return own * images + (1 - own) * np.roll(images, -shift, axis=0)
+
+
+def test_images_stored_larger_come_in_the_networks_size_with_or_without_augmentation() -> None:
+    nothing = plan_from_params(augment_params(), seed=3)
+    for plan, on_device in ((nothing, False), (nothing, True), (EVERYTHING, False), (EVERYTHING, True)):
+        batch = _training(changes=_changes(plan, size_px=6, on_device=on_device))[0, 0]
+        inputs = batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+        assert inputs.shape == (24, 6, 6, 1)
+
+
+def test_without_anything_to_do_the_stored_pixels_are_handed_over() -> None:
+    batch = _training(changes=_changes(plan_from_params(augment_params(), seed=3), on_device=True))[0, 0]
+    assert batch.changes is None
+    assert batch.mixing is None
+    assert torch.equal(batch.inputs, _training()[0, 0].inputs)
+
+
+def test_a_batch_of_one_row_is_not_mixed() -> None:
+    assert _training(batch_size=1, limit=1, changes=_changes())[0, 0].mixing is None
+
+
+def test_validation_images_are_never_changed() -> None:
+    batch = ValidationBatches(SPLIT, 1000, 1, 0, classes=True)[0]
+    assert batch.changes is None
+    assert batch.mixing is None
+    assert np.array_equal(batch.inputs.numpy(), SPLIT.inputs[:])
+
+
+def _collect(num_workers: int, changes: ImageChanges | None = None) -> list[Batch]:
+    loader = training_loader(_training(changes=changes), num_workers)
+    batches = []
+    for epoch in (4, 5):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        batches += list(loader)
+    return batches
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_epoch_is_the_one_it_should_be_from_its_first_batch(num_workers: int) -> None:
+    loader = training_loader(_training(), num_workers, first_epoch=7)
+    batches = iter(loader)
+    loader.sampler.set_epoch(7)  # type: ignore[attr-defined]
+    assert torch.equal(next(batches).rows, _training()[7, 0].rows)
+
+
+def test_workers_change_nothing() -> None:
+    for alone, shared in zip(_collect(0, _changes()), _collect(2, _changes()), strict=True):
+        assert torch.equal(alone.rows, shared.rows)
+        assert torch.equal(alone.inputs, shared.inputs)
+        assert alone.mixing is not None
+        assert shared.mixing is not None
+        assert all(torch.equal(one, two) for one, two in zip(alone.mixing, shared.mixing, strict=True))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+def test_validation_counts_every_row_once_and_deals_equally(world_size: int, batch_size: int) -> None:
+    counted: list[int] = []
+    lengths = set()
+    for rank in range(world_size):
+        loader = validation_loader(ValidationBatches(SPLIT, batch_size, world_size, rank, classes=True), 0)
+        lengths.add(len(loader))
+        for batch in loader:
+            counted += batch.rows[batch.counted].tolist()
+    assert sorted(counted) == list(range(103))
+    assert len(lengths) == 1
+
+
+def test_the_fewest_accumulation_steps_are_taken() -> None:
+    shape = cut_step(96, 2, 20)
+    assert (shape.per_device, shape.num_accumulated) == (16, 3)
+
+
+def test_a_batch_that_processes_cannot_share_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"batch_size is 25, which 2 processes.*example 26"):
+        cut_step(25, 2, 100)
+
+
+def test_fewer_rows_than_a_batch_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ParamsError, match="batch_size is 104, but there are only 103"):
+        _training(batch_size=104, limit=104)

@@ -1,0 +1,28 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipway.system.errors import TrainingError
+from slipway.training.checkpoints.checkpoints import write_trainer_state
+
+
+def _failing_with(text: str) -> Any:
+    def save_checkpoint(path: Path) -> None:
+        raise RuntimeError(text)
+
+    return SimpleNamespace(save_checkpoint=save_checkpoint)
+
+
+@pytest.mark.parametrize(
+    "text", ["[enforce fail at inline_container.cc:672] . unexpected pos 4288 vs 4180", "PytorchStreamWriter failed writing file"]
+)
+def test_a_save_that_the_disk_has_no_room_for_says_so(text: str) -> None:
+    with pytest.raises(TrainingError, match="save/state could not be written, most likely because the disk is full"):
+        write_trainer_state(_failing_with(text), Path("save"))
+
+
+def test_another_fault_of_a_save_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        write_trainer_state(_failing_with("shapes differ"), Path("save"))

@@ -1,0 +1,205 @@
+"""One rank fails: all end within seconds, and its cause is told once."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pytorch_lightning.strategies.launchers import subprocess_script
+
+from slipway.system.errors import IntegrityError, TrainingError
+from slipway.training.distributed.faults import explained, is_lost_peer
+from slipway.training.distributed.processes import told_once
+from tests import warm_starts
+from tests.training import test_table_runs
+from tests.training.real_runs import environment
+
+MODULE = "tests.training.failing_training"
+LIGHTNING = [sys.executable, "-u", "-m", MODULE]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", MODULE]
+WORKER = "DataLoader worker (pid 71) is killed by signal: "
+
+
+def _marked(project: Path) -> list[int]:
+    """The living processes whose working directory is the project: those of its training."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cwd").readlink() == project and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, str]:
+    """Exit code, seconds from the fault to the end of the last process over those from the start to the fault, and all that was said."""
+    started_at, variables = time.monotonic(), {**environment(), "FAIL": fault}
+    with subprocess.Popen(command, cwd=project, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        said, failed_at = "", 0.0
+        for line in process.stdout:
+            if line == "failing\n":
+                failed_at = time.monotonic()
+            said += line
+        code = process.wait(60)
+    assert failed_at, said
+    while _marked(project):
+        time.sleep(0.1)
+    return code, (time.monotonic() - failed_at) / (failed_at - started_at), said
+
+
+@pytest.fixture(name="project")
+def _project(tmp_path: Path) -> Iterator[Path]:
+    project = test_table_runs.write_project(tmp_path / "project", devices=2, strategy="ddp", epochs=200)
+    yield project
+    for process in _marked(project):
+        os.kill(process, 9)
+
+
+CAUSES = [
+    ("1:kill", r"error: rank 1 \(process \d+\) was ended by SIGKILL\. .*All others were ended\.$"),
+    ("1:segfault", r"error: rank 1 \(process \d+\) was ended by SIGSEGV\. All others were ended\.$"),
+    ("1:exit", r"error: rank 1 \(process \d+\) ended with exit code 7, for the reason above\. All others were ended\.$"),
+    ("0:kill", r"error: rank 0 \(process \d+\) is gone without a word, so it was killed\. All others end\.$"),
+    ("0:error", r"ZeroDivisionError: a fault of its own\n(\[rank0\]: )?\(rank 0 of 2\)$"),
+    (
+        "1:error",
+        r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1, for the reason above.*$",
+    ),
+    ("0:memory", r"error: rank 0 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower train.max_batch_per_device .*$"),
+    ("1:memory", r"error: rank 1 ran out of memory: CUDA out of memory.*\n\nerror: rank 1 .* exit code 1, for the reason above.*$"),
+    ("0:host memory", r"error: rank 0 ran out of memory: .*$"),
+    (
+        "1:disk",
+        r"error: somewhere: No space left on device\. Free space there, .*\. \(rank 1 of 2\)\n\nerror: rank 1 .* exit code 1.*$",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "told"), CAUSES)
+def test_a_rank_that_fails_ends_all_and_its_cause_is_the_last_that_is_said(project: Path, fault: str, told: str) -> None:
+    code, share, said = _fail(project, LIGHTNING, fault)
+    assert code == (-9 if fault == "0:kill" else 1)
+    assert share < 1, said  # to start takes some 8 seconds on a quiet machine
+    assert re.search(told, said.strip(), re.MULTILINE | re.DOTALL), said
+    assert said.count("Traceback") == (1 if fault.endswith("error") else 0), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("1:kill", r"Signal 9 \(SIGKILL\)"),
+        ("0:kill", r"Signal 9 \(SIGKILL\)"),
+        ("1:error", r"ZeroDivisionError: a fault of its own\n(\[rank1\]: )?\(rank 1 of 2\)"),
+        ("1:memory", "error: rank 1 ran out of memory: "),
+    ],
+)
+def test_torchrun_ends_all_and_its_report_names_the_rank(project: Path, fault: str, told: str) -> None:
+    code, share, said = _fail(project, TORCHRUN, fault)
+    assert code == 1
+    assert share < 1, said
+    assert re.search(told, said), said
+    root_cause = said[said.index("Root Cause") :]
+    assert re.search(rf"rank\s+: {fault[0]} ", root_cause), said
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_not_mistaken_for_one_that_failed(project: Path) -> None:
+    with warm_starts.start([MODULE], project, {**environment(), "FAIL": "1:hang"}) as process:
+        assert process.stdout is not None
+        assert any(line == "failing\n" for line in process.stdout)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.kill()
+        process.stdout.read()
+
+
+def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
+    assert callable(subprocess_script._launch_process_observer)  # type: ignore[attr-defined]
+    assert "_launch_process_observer" in subprocess_script._SubprocessScriptLauncher.launch.__code__.co_names
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "rank 3 ran out of memory: CUDA out of memory. Tried. Lower train.max_batch"),
+        (MemoryError(), "rank 3 ran out of memory: MemoryError"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), "rank 3 ran out of memory"),
+        (RuntimeError(WORKER + "Killed. "), r"a loader process of rank 3 \(71\) was ended by a signal \(Killed\).*lower train.num_workers"),
+        (RuntimeError(WORKER + "Bus error. It is possible"), r"\(71\) ended by a bus error: a file that is mapped .* or /dev/shm is full"),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), r"of rank 3 \(7, 8\) ended without a word"),
+        (RuntimeError("unable to write to file </torch_7>: No space left on device (28)"), "no shared memory .* Enlarge /dev/shm"),
+        (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:9"), "rank 3 lost another process of the training"),
+        (
+            IntegrityError("Caught IntegrityError in DataLoader worker process 1.\nTrace\nx.IntegrityError: a is b\n"),
+            "loader process 1: a is b",
+        ),
+    ],
+)
+def test_a_fault_from_outside_is_explained(error: Exception, told: str) -> None:
+    found = explained(error, "rank 3")
+    assert isinstance(found, TrainingError)
+    assert re.search(told, str(found))
+    assert "\n" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("shapes differ"), RuntimeError("mat1 and mat2 shapes cannot be multiplied"), OSError(9, "bad")]
+)
+def test_a_fault_of_ours_stays_what_it_is(error: Exception) -> None:
+    assert explained(error, "rank 3") is error
+    assert not is_lost_peer(error)
+
+
+def test_an_error_has_the_number_of_its_rank_where_there_are_several() -> None:
+    for world_size, notes in ((1, []), (2, ["(rank 0 of 2)"])):
+        with pytest.raises(ZeroDivisionError) as raised, told_once(0, world_size):
+            raise ZeroDivisionError("ours")
+        assert getattr(raised.value, "__notes__", []) == notes
+
+
+TRUNCATED = """
+import os, sys
+import numpy as np
+from slipway.training.distributed.faults import explain_bus_errors
+if sys.argv[2] == "explained":
+    explain_bus_errors()
+mapped = np.load(sys.argv[1], mmap_mode="r")
+os.truncate(sys.argv[1], 4096)
+mapped[np.arange(len(mapped))].sum()
+"""
+
+
+@pytest.mark.parametrize(("explanation", "code"), [("explained", 1), ("", -7)])
+def test_a_mapped_file_that_is_cut_off_is_a_message_and_no_bus_error(tmp_path: Path, explanation: str, code: int) -> None:
+    path = tmp_path / "inputs.npy"
+    np.save(path, np.zeros((4096, 64), dtype=np.uint8))
+    ended = subprocess.run([sys.executable, "-c", TRUNCATED, str(path), explanation], capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.count("error: a file that is mapped into memory was cut off") == (code == 1)
+
+
+@pytest.mark.slow
+def test_a_killed_loader_process_is_one_message(tmp_path: Path) -> None:
+    project = test_table_runs.write_project(tmp_path / "project", num_workers=2, epochs=200)
+    variables = {**environment(), "FAIL": "9:kill"}
+    with subprocess.Popen(LIGHTNING, cwd=project, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert any("epoch   1" in line for line in process.stdout)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        loaders = [child for child in children if "failing_training" in Path(f"/proc/{child}/cmdline").read_text()]
+        os.kill(int(loaders[0]), 9)
+        said = process.stdout.read()
+    assert process.returncode == 1
+    assert f"error: a loader process of the training ({loaders[0]}) was ended by a signal (Killed)" in said
+    assert "Traceback" not in said

@@ -1,0 +1,119 @@
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipway.training.distributed.processes import ended_together, is_first_process, was_started_by_another
+from slipway.training.distributed.stopping import Stopped
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_STEP_NODELIST": "node1",
+    "SLURM_LOCALID": "0",
+}
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+WAIT = "import time; print('ready', flush=True); time.sleep(60)"
+WAIT_FOR_PARENT = f"from slipway.training.distributed.processes import end_with_parent; end_with_parent(); {WAIT}"
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{process}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def _ends_within(process: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not _is_running(process):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _child_of_a_killed_parent(code: str) -> int:
+    command = [sys.executable, "-c", PARENT, code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    return child
+
+
+@pytest.mark.slow
+def test_a_rank_ends_when_the_process_that_started_it_is_killed() -> None:
+    assert _ends_within(_child_of_a_killed_parent(WAIT_FOR_PARENT), 5)
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_watch_its_parent_stays() -> None:
+    child = _child_of_a_killed_parent(WAIT)
+    assert not _ends_within(child, 2)
+    os.kill(child, 9)
+
+
+def _fail_with(children: list[Any]) -> None:
+    trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=children)))
+    with ended_together(trainer):
+        raise ValueError("rank 0 failed")
+
+
+def test_started_ranks_end_when_the_first_one_fails() -> None:
+    with subprocess.Popen([sys.executable, "-c", WAIT]) as child:
+        with pytest.raises(ValueError, match="rank 0 failed"):
+            _fail_with([child])
+        assert child.wait(5) == -9
+
+
+def test_started_ranks_that_stop_with_the_first_one_end_by_themselves() -> None:
+    slow = "import sys, time; time.sleep(1); sys.exit(143)"
+    with subprocess.Popen([sys.executable, "-c", slow]) as child:
+        trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[child])))
+        with pytest.raises(Stopped), ended_together(trainer):
+            raise Stopped(15)
+        assert child.returncode == 143
+
+
+def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
+    trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=None))
+    with pytest.raises(ValueError, match="its own"), ended_together(trainer):
+        raise ValueError("its own")
+
+
+@pytest.mark.parametrize(
+    ("environment", "first", "started"),
+    [
+        ({}, True, False),
+        ({"LOCAL_RANK": "0"}, True, False),
+        ({"LOCAL_RANK": "1"}, False, True),
+        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": "0"}, False, False),
+        (TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"}, True, False),
+        (SLURM | {"SLURM_PROCID": "3"}, False, False),
+        (SLURM | {"SLURM_PROCID": "0"}, True, False),
+    ],
+)
+def test_every_launcher_names_one_first_process(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], first: bool, started: bool
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (is_first_process(), was_started_by_another()) == (first, started)

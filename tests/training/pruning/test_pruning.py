@@ -1,0 +1,256 @@
+"""Smaller networks: channels go without a trace where nothing else reads them, zeros stay zeros, and equal runs give equal bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from slipway.artifacts.uncertainty import Calibration
+from slipway.config.params import load_params
+from slipway.config.sections import PruneParams
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.system.errors import IntegrityError, ParamsError, SchemaError
+from slipway.training.networks.networks import Network, build_network, read_model_card, save_checkpoint
+from slipway.training.pruning.pruning import KeepZeros, find_chains, prune_channels, smallest_masked, width_left
+from slipway.training.pruning.result import load_pruned, network_of, read_pruned, save_pruned
+from slipway.training.pruning.run import PrunePaths, Pruning, prune
+from tests import warm_starts
+from tests.model_cards import model_card
+from tests.training.conftest import ARGUMENTS, CONTRACT, ROOT, spec, write_project
+
+STRUCTURED = PruneParams(kind="structured", share=0.5, epochs=2, learning_rate=0.002)
+MAGNITUDE = PruneParams(kind="magnitude", share=0.75, epochs=1, learning_rate=0.002)
+CUT = ("backbone.stages.0", "backbone.stages.1")
+
+
+def drawn(seed: int = 3, **changes: Any) -> Network:
+    """A network whose norms scale every channel otherwise, as after a training."""
+    torch.manual_seed(seed)
+    network = build_network(spec(**changes))
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    return network.eval()
+
+
+def images(num_rows: int = 5, size_px: int = 8) -> Tensor:
+    return torch.randint(0, 256, (num_rows, size_px, size_px, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def write_pruned_project(root: Path) -> Path:
+    """A folder that `python -m stages.prune` runs in."""
+    write_project(root)
+    network = drawn()
+    save_checkpoint(root / "artifacts/checkpoint", model_card(network.spec), network.state_dict())
+    return root
+
+
+@pytest.fixture(name="project", scope="module")
+def _project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pruned_project(tmp_path_factory.mktemp("pruning"))
+
+
+def pruned(project: Path, wanted: PruneParams) -> Pruning:
+    params = load_params(project / "params.yaml")
+    paths = PrunePaths(project / "artifacts/checkpoint", project / "data/packed", project / "data/augmented")
+    return prune(params.seed, params.train, wanted, params.evaluate, paths)
+
+
+@pytest.fixture(name="structured", scope="module")
+def _structured(project: Path) -> Pruning:
+    return pruned(project, STRUCTURED)
+
+
+def test_channels_between_two_layers_are_found_and_those_of_a_shortcut_are_not() -> None:
+    chains = {chain.maker: chain.reader for chain in find_chains(drawn())}
+    assert chains == {f"{block}.conv1.weight": f"{block}.conv2.weight" for block in CUT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size_px"), [("test_resnet", 32), ("test_vit", 160), ("test_efficientnet", 32)])
+def test_a_network_of_timm_without_its_silent_channels_answers_as_before(name: str, size_px: int) -> None:
+    contract = CONTRACT.model_copy(update={"size_px": size_px})
+    removes_silent_channels(drawn(name=f"timm/{name}", arguments={}, input=contract), contract)
+
+
+def test_a_network_without_its_silent_channels_answers_as_before() -> None:
+    removes_silent_channels(drawn(), CONTRACT)
+
+
+def removes_silent_channels(network: Network, contract: ImageContract) -> None:
+    """Where half of the channels is silent, it is that half that goes. The twin: where none is, the answers change."""
+    rows = images(size_px=contract.size_px)
+    weights, _ = prune_channels(network, 0.5)
+    assert not torch.allclose(network_of(network.spec, weights)(rows), network(rows), atol=1e-3)
+    state = network.state_dict()
+    for chain in find_chains(network):
+        for name in chain.first:
+            if not name.endswith("running_var"):
+                state[name][::2] = 0
+    weights, widths = prune_channels(network, 0.5)
+    assert widths
+    assert sum(map(Tensor.numel, weights.values())) < sum(map(Tensor.numel, state.values()))
+    assert torch.allclose(network_of(network.spec, weights)(rows), network(rows), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "share", "left"), [(32, 0.5, 16), (32, 0.55, 16), (32, 0.9, 8), (32, 0.05, 32), (20, 0.1, 20), (6, 0.5, 6)]
+)
+def test_widths_are_whole_blocks_of_channels_and_no_more_than_asked_for_goes(width: int, share: float, left: int) -> None:
+    assert width_left(width, share) == left
+
+
+def test_groups_of_channels_are_left_alone() -> None:
+    network = drawn(arguments=ARGUMENTS | {"normalisation": "group"})
+    with pytest.raises(ParamsError, match="no layer of 'small_resnet' is read by one other layer alone"):
+        prune_channels(network, 0.5)
+
+
+def test_a_share_that_takes_nothing_out_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"prune\.share is 0\.1, which takes no channel out of 'small_resnet'"):
+        prune_channels(drawn(), 0.1)
+
+
+def test_the_smallest_weights_of_all_layers_are_masked() -> None:
+    network = drawn()
+    masks = smallest_masked(network, 0.75)
+    weights = dict(network.named_parameters())
+    assert all(weights[name].ndim > 1 for name in masks)
+    kept = torch.cat([weights[name][mask].abs() for name, mask in masks.items()])
+    gone = torch.cat([weights[name][~mask].abs() for name, mask in masks.items()])
+    assert len(gone) == round(0.75 * (len(kept) + len(gone)))
+    assert gone.max() <= kept.min()
+
+
+class _Watcher(pl.Callback):
+    """The masked weights at the end of each batch."""
+
+    def __init__(self, network: nn.Module, masks: dict[str, Tensor], keeper: KeepZeros | None) -> None:
+        self._weights, self._masks, self._keeper = dict(network.named_parameters()), masks, keeper
+        self.largest: list[float] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self._keeper:
+            self._keeper.apply()
+        self.largest.append(max(float(self._weights[name].detach()[~mask].abs().max()) for name, mask in self._masks.items()))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_zeros_stay_zero_through_every_step(project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    """The twin, without what keeps them: they learn."""
+    watchers: list[_Watcher] = []
+
+    def zeros(network: nn.Module, masks: dict[str, Tensor]) -> pl.Callback:
+        keeper = KeepZeros(network, masks)
+        keeper.apply()
+        watchers.append(_Watcher(network, masks, keeper if keeps else None))
+        return watchers[-1]
+
+    monkeypatch.setattr("slipway.training.pruning.run.KeepZeros", zeros)
+    found = pruned(project, MAGNITUDE)
+    (watcher,) = watchers
+    assert len(watcher.largest) == 150 // 32
+    assert (max(watcher.largest) == 0) is keeps
+    assert (found.card.num_zeros >= 0.7 * found.card.num_parameters) is keeps
+
+
+def test_magnitude_keeps_the_shapes_and_what_it_gains_is_the_compressed_size(project: Path) -> None:
+    found = pruned(project, MAGNITUDE)
+    assert (found.card.kind, found.card.widths, found.num_parameters) == ("magnitude", {}, found.card.num_parameters)
+    assert found.bytes["before"] == found.bytes["after"]
+    assert found.bytes["after_compressed"] < 0.5 * found.bytes["before_compressed"]
+    assert "parameters are zero, 75.0% was asked for" in found.text()
+
+
+def test_widths_shrink_as_asked_and_the_report_says_by_how_much(structured: Pruning) -> None:
+    widths = {name: (width.before, width.after) for name, width in structured.card.widths.items()}
+    assert widths == {f"{CUT[0]}.conv1": (16, 8), f"{CUT[1]}.conv1": (32, 16)}
+    report = structured.report()
+    assert (report["kind"], report["removed_share"]) == ("structured", 0.5)
+    assert report["parameters"]["after"] < report["parameters"]["before"]
+    assert report["bytes"]["after"] < report["bytes"]["before"]
+    assert (report["validation"]["metric"], report["validation"]["rows"]) == ("accuracy", 61)
+    assert structured.card.requested.strategy == "auto"
+    assert structured.card.actual.strategy == "single"
+    assert "50.0% of the channels of the narrowed layers, 50.0% was asked for" in structured.text()
+
+
+def test_the_fine_tune_learns(structured: Pruning) -> None:
+    """The checkpoint is as it was drawn, so there is something to learn."""
+    assert structured.metric.after > structured.metric.before
+
+
+def test_what_was_written_is_read_and_answers_as_it_was_calibrated(structured: Pruning, project: Path, tmp_path: Path) -> None:
+    save_pruned(tmp_path / "pruned", structured.card, structured.weights, structured.fitted.score)
+    digest = read_model_card(project / "artifacts/checkpoint").weights_sha256
+    card = read_pruned(tmp_path / "pruned", digest)
+    assert card == structured.card
+    network = load_pruned(tmp_path / "pruned", structured.card)
+    logits = network_of(structured.card.network, structured.weights)(images())
+    assert isinstance(card.calibration, Calibration)
+    assert torch.equal(network(images())[0], torch.softmax(logits / card.calibration.temperature, dim=1))
+    with pytest.raises(SchemaError, match="the checkpoint has 000000000000"):
+        read_pruned(tmp_path / "pruned", "0" * 64)
+    path = tmp_path / "pruned/weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(IntegrityError, match="dvc repro prune"):
+        load_pruned(tmp_path / "pruned", structured.card)
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "narrow"])
+def test_weights_of_no_network_are_refused(structured: Pruning, change: str) -> None:
+    weights, name = dict(structured.weights), f"{CUT[0]}.conv1.weight"
+    value = weights.pop(name)
+    weights |= {"missing": {}, "unknown": {f"{CUT[0]}.conv9.weight": value}, "narrow": {name: value[:-1]}}[change]
+    with pytest.raises(SchemaError, match="the pruned weights do not fit the network 'small_resnet'"):
+        network_of(structured.card.network, weights)
+
+
+def set_prune(project: Path, prune: PruneParams, *variants: str) -> None:
+    params = load_params(project / "params.yaml").model_dump(mode="json")
+    params["prune"] = prune.model_dump()
+    params["export"]["variants"] += variants
+    files.write_json(project / "params.yaml", params)
+
+
+def start_stage(project: Path) -> warm_starts.Process:
+    return warm_starts.start(["stages.prune"], project, {**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.slow
+def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_bytes(structured: Pruning, tmp_path: Path) -> None:
+    project = write_pruned_project(tmp_path)
+    set_prune(project, STRUCTURED, "pruned")
+    with start_stage(project) as process:
+        assert process.stdout is not None
+        assert any("epoch 1/2" in line for line in process.stdout)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not (project / "artifacts/pruned").exists()
+    with start_stage(project) as process:
+        assert process.stdout is not None
+        process.stdout.read()
+    assert process.returncode == 0
+    assert json.loads((project / "artifacts/pruned/model.json").read_bytes()) == structured.card.model_dump(mode="json")
+    assert files.sha256_file(project / "artifacts/pruned/weights.safetensors") == structured.card.weights_sha256
+    assert json.loads((project / "reports/prune.json").read_bytes()) == structured.report()
+
+
+def test_where_it_is_not_asked_for_no_torch_is_loaded_and_the_result_says_so(project: Path) -> None:
+    program = "import sys, runpy; runpy.run_module('stages.prune', run_name='__main__'); sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "no pruned network was asked for: prune.kind is none\n"
+    assert [path.name for path in (project / "artifacts/pruned").iterdir()] == ["model.json"]
+    assert read_pruned(project / "artifacts/pruned", "0" * 64) is None
+    assert json.loads((project / "reports/prune.json").read_bytes()) == {"kind": "none"}

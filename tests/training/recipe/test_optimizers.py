@@ -1,0 +1,84 @@
+"""Which parameters decay, which optimizer takes the step, and how large it is."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from slipway.training.networks.networks import build_network
+from slipway.training.recipe.optimizers import learning_rate_share, optimizer_and_schedule
+from tests.project_params import PROJECT
+from tests.training.conftest import spec
+
+
+def _shares(num_steps: int, steps_per_epoch: int, **changes: Any) -> list[float]:
+    share = learning_rate_share(PROJECT.train.model_copy(update=changes), steps_per_epoch)
+    return [share(step) for step in range(num_steps)]
+
+
+def _optimizer(**changes: Any) -> torch.optim.Optimizer:
+    torch.manual_seed(0)
+    found = optimizer_and_schedule(build_network(spec()), PROJECT.train.model_copy(update=changes), 5)["optimizer"]
+    assert isinstance(found, torch.optim.Optimizer)
+    return found
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
+    shares = _shares(104, 4, warmup_epochs=1.0, epochs=26)
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert shares[54] == pytest.approx(0.5)
+    assert all(later < earlier for earlier, later in itertools.pairwise(shares[4:]))
+    assert 0 < shares[-1] < 0.001
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
+def test_without_warm_up_it_starts_at_its_peak(schedule: str) -> None:
+    assert _shares(1, 10, warmup_epochs=0.0, epochs=1, schedule=schedule, step_epochs=1, step_factor=0.5) == [1.0]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one_cycle", "step", "constant"])
+def test_past_the_end_it_stays_as_it_is_there(schedule: str) -> None:
+    shares = _shares(500, 4, warmup_epochs=1.0, epochs=26, schedule=schedule, step_epochs=5, step_factor=0.5)
+    assert set(shares[104:]) == {shares[103]}
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    theirs = torch.optim.lr_scheduler.OneCycleLR(_sgd(), max_lr=1.0, total_steps=100, pct_start=0.3, cycle_momentum=False)
+    expected = []
+    for _ in range(100):
+        expected.append(theirs.get_last_lr()[0])
+        theirs.optimizer.step()
+        theirs.step()
+    assert _shares(100, 10, warmup_epochs=3.0, epochs=10, schedule="one_cycle") == pytest.approx(expected)
+
+
+def test_steps_multiply_the_learning_rate_after_so_many_epochs() -> None:
+    settings = {"warmup_epochs": 0.5, "epochs": 6, "schedule": "step", "step_epochs": 2, "step_factor": 0.1}
+    assert _shares(12, 2, **settings) == pytest.approx([1.0] * 4 + [0.1] * 4 + [0.01] * 4)
+
+
+def test_constant_stays_where_the_warm_up_ended() -> None:
+    assert _shares(6, 2, warmup_epochs=1.0, epochs=3, schedule="constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    groups = _optimizer(weight_decay=0.3).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    assert {parameter.ndim for parameter in groups[1]["params"]} == {1}
+    assert sum(len(group["params"]) for group in groups) == len(list(build_network(spec()).parameters()))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_has_its_momentum(nesterov: bool) -> None:
+    optimizer = _optimizer(optimizer="sgd", momentum=0.7, nesterov=nesterov)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert {(group["momentum"], group["nesterov"]) for group in optimizer.param_groups} == {(0.7, nesterov)}
+
+
+def test_the_other_one_is_adamw() -> None:
+    assert isinstance(_optimizer(), torch.optim.AdamW)
+
+
+def _sgd() -> torch.optim.SGD:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -1,0 +1,69 @@
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.strategies import DDPStrategy
+
+from slipway.training.assembly import prepare_process
+from slipway.training.distributed.strategies import Placement, PrecisionName, trainer_arguments
+from slipway.training.networks.networks import Network, build_network
+from slipway.training.recipe.precision import fit_into_half
+from tests.project_params import PROJECT
+from tests.training.conftest import CONTRACT, spec
+
+# Attention masks and rotary tables are buffers in float32.
+WITH_BUFFERS = [
+    ("timm/swin_tiny_patch4_window7_224", {"img_size": 56, "depths": [2, 2], "embed_dim": 24, "num_heads": [1, 2]}, 56),
+    ("timm/eva02_tiny_patch14_224", {"img_size": 28, "depth": 2, "embed_dim": 96}, 28),
+]
+
+
+def _network(name: str, arguments: dict[str, Any], size_px: int) -> Network:
+    torch.manual_seed(0)
+    return build_network(spec(name=name, arguments=arguments, input=CONTRACT.model_copy(update={"size_px": size_px})))
+
+
+def _cast_parameters(network: Network, dtype: torch.dtype) -> None:
+    """As DeepSpeed does: parameters alone."""
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+@pytest.mark.parametrize(("name", "arguments", "size_px"), WITH_BUFFERS)
+def test_a_network_with_derived_buffers_runs_in_half_precision(name: str, arguments: dict[str, Any], size_px: int) -> None:
+    network, images = _network(name, arguments, size_px), torch.randint(0, 256, (2, size_px, size_px, 1), dtype=torch.uint8)
+    with torch.no_grad():
+        exact = network.eval()(images)
+        fit_into_half(network, torch.bfloat16)
+        _cast_parameters(network, torch.bfloat16)
+        answers = network(images)
+    assert answers.dtype == torch.bfloat16
+    assert torch.allclose(answers.float(), exact, atol=0.05)
+
+
+@pytest.mark.parametrize(("name", "arguments", "size_px"), WITH_BUFFERS)
+def test_it_would_not_without_being_fitted(name: str, arguments: dict[str, Any], size_px: int) -> None:
+    network = _network(name, arguments, size_px)
+    _cast_parameters(network, torch.bfloat16)
+    with pytest.raises(RuntimeError):
+        network(torch.zeros(2, size_px, size_px, 1, dtype=torch.uint8))
+
+
+def test_what_is_saved_stays_float32() -> None:
+    network = build_network(spec())
+    fit_into_half(network, torch.float16)
+    assert {value.dtype for value in network.state_dict().values()} == {torch.float32, torch.int64}
+    assert network.pixel_mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("32-true", False), ("16-mixed", True)])
+def test_float32_is_not_tensor_float_32(monkeypatch: pytest.MonkeyPatch, precision: PrecisionName, allowed: bool) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    prepare_process(PROJECT.train, Placement("single", precision, "gpu", 1, 1, "none", None, ()), build_network(spec()))
+    assert torch.backends.cudnn.allow_tf32 is allowed
+
+
+def test_ddp_leaves_running_statistics_to_each_rank_until_they_are_averaged() -> None:
+    strategy = trainer_arguments(Placement("ddp", "32-true", "cpu", 2, 1, "none", None, ()), 16)["strategy"]
+    assert isinstance(strategy, DDPStrategy)
+    assert strategy._ddp_kwargs == {"broadcast_buffers": False, "find_unused_parameters": False}
