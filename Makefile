@@ -5,27 +5,21 @@ export BASH_ENV := $(CURDIR)/env.sh
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 TESTS ?= tests
+ON_EVERY_CORE = --numprocesses auto --dist loadfile # unit tests only: the others count processes and time
 P99_MS ?= 50
 LOAD ?= --connections 32
 
-.venv/.complete: requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
-	  || { echo "error: $$($(PYTHON) --version) found, expected Python 3.11 or 3.12. Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@test ! -L .venv || { echo "error: .venv is a link to $$(readlink .venv); remove it, or update the environment that it points to" >&2; exit 1; }
-	@echo "building the private environment in .venv (about 3 minutes and 7 GB, once)"
-	$(PYTHON) -m venv --clear .venv
-	.venv/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
-	@touch $@
+.PHONY: install
+install: ## build the private environment in .venv
+	@bash install.sh "$(PYTHON)" $(MAKECMDGOALS)
 
 .PHONY: help
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 24
 
-.PHONY: install
-install: .venv/.complete ## build the private environment in .venv
-
 .PHONY: demo
 demo: install ## run the whole pipeline on the embedded digits and print what came out
+	@python -m slipway.preflight
 	dvc repro
 	@python -m slipway.reports.summary
 
@@ -62,12 +56,17 @@ tune-serving: install ## find what the service carries here, within P99_MS at LO
 	@python -m serving.load_test --p99-ms $(P99_MS) $(LOAD) $(APPLY)
 
 .PHONY: test
-test: install ## run the tests: every rule, real processes
-	python -m pytest -m 'not exhaustive' $(TESTS)
+test: install ## run the unit and process tiers of the tests: every rule, with real processes
+	python -m pytest -m unit $(ON_EVERY_CORE) $(TESTS)
+	python -m pytest -m process $(TESTS)
 
-.PHONY: exhaustive
-exhaustive: install ## run further cases of the slow rules too: an hour
-	python -m pytest $(TESTS)
+.PHONY: nightly
+nightly: install ## run the nightly tier: further cases, load, measured times; about an hour
+	python -m pytest -m nightly $(TESTS)
+
+.PHONY: nightly-slice
+nightly-slice: install ## run 4 minutes of the nightly tier, chosen by the commit
+	python -m pytest -p tests.nightly_slice -m nightly $(TESTS)
 
 .PHONY: lint
 lint: install ## formatting, lint and types
@@ -76,17 +75,13 @@ lint: install ## formatting, lint and types
 	mypy
 
 .PHONY: check
-check: lint ## formatting, lint, types and the fast tests: run it before every commit
-	python -m pytest -m 'not slow and not gpu and not exhaustive' $(TESTS)
+check: lint ## formatting, lint, types and the unit tier: run it before every commit
+	python -m pytest -m unit $(ON_EVERY_CORE) $(TESTS)
 
 .PHONY: format
 format: install ## format the code and mend what lint can mend
 	ruff format .
 	ruff check --fix .
-
-.PHONY: deps
-deps: install ## write each stage's import closure into dvc.yaml
-	python -m tests.structure.closure
 
 .PHONY: hooks
 hooks: install ## run `make check` before each commit from now on

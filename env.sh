@@ -9,6 +9,7 @@ esac
 export BENTOML_HOME="$_slipway_root/.bentoml"
 export BENTOML_DO_NOT_TRACK=True
 export DVC_NO_ANALYTICS=1
+export ORT_DISABLE_TELEMETRY=1
 export RAY_USAGE_STATS_ENABLED=0
 export DVC_SITE_CACHE_DIR="$_slipway_root/.work/dvc"
 # OpenMP's threads sleep while they wait for each other. They would spin, and beside any other load a training step on the
@@ -22,4 +23,8 @@ export TRITON_HOME="$_slipway_root/.work/cache"
 export TORCH_HOME="$_slipway_root/.work/cache/torch"
 export TORCHINDUCTOR_CACHE_DIR="$_slipway_root/.work/cache/inductor"
 export HF_HOME="$_slipway_root/.work/cache/huggingface"
-unset _slipway_root
+if [ -z "${MAKELEVEL:-}" ] && [ ! -L "$VIRTUAL_ENV" ] && read -r _slipway_place 2>/dev/null < "$VIRTUAL_ENV/.complete" \
+  && [ "$_slipway_place" != "$VIRTUAL_ENV" ]; then
+  echo "warning: this project was moved from ${_slipway_place%/.venv}. Run \`make install\`, which mends the commands in .venv." >&2
+fi
+unset _slipway_root _slipway_place

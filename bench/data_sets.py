@@ -148,7 +148,7 @@ def _figures(project: Project) -> list[str]:
         f"{clean['kept']:,} of {clean['read']:,}",
         f"{model['network']['name']}, {model['epochs']}, {model['actual']['precision']}",
         f"{certificate.metric} {number(metric.value)} ({interval(metric)}), n = {metric.rows:,}",
-        certificate.status,
+        f"{certificate.status}, gates {certificate.gates}",
         f"{agreeing} of {len(executed)} agree, {len(certificate.hops) - len(executed)} not executed",
     ]
 

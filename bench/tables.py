@@ -21,7 +21,7 @@ from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
 from slipway.data.sources.raw_tables import read_raw_table
 from slipway.data.tables.cleaning import clean_table
-from slipway.data.tables.files import write_cells
+from slipway.data.tables.files import TableColumns, write_cells
 from slipway.data.tables.report import table_report
 from slipway.system import files
 
@@ -66,7 +66,7 @@ def clean(path: Path, data: DataParams, params: CleanParams) -> int:
     with files.new_directory(SCRATCH / "clean") as folder:
         write_table(folder / "rows.parquet", table.cleaned.rows, ROWS)
         write_table(folder / "quarantine.parquet", table.cleaned.quarantine, QUARANTINE)
-        write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
+        write_cells(folder, table.cells, TableColumns(inputs=table.types, ignored=table.ignored), table.ledger.bad_cell_table())
     table_report(table, data, params)
     return sum(cell.rule == "type_violation" for cell, _ in table.ledger.bad_cells)
 

@@ -4,9 +4,11 @@ It routes, guards and answers on its own, without the framework behind it, which
 millisecond for each request. Only BentoML's description of its API is passed on.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from http import HTTPStatus
 from time import perf_counter
 from typing import Literal
 
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.auth.gate import Gate
 from serving.endpoints.health import PROBES
 from serving.endpoints.listing import all_routes
+from serving.http.incoming import DRAIN_S, Incoming, Turns
 from serving.http.request_ids import request_id_of
 from serving.http.responses import ClientGoneError, Refusal, Response, error_response, guarded_headers, open_inference_error, send_response
 from serving.http.routes import Headers, Request, Route, find_route
@@ -22,6 +25,7 @@ from serving.worker import Inference
 
 logger = logging.getLogger("bentoml.slipway")
 
+_PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 Port = Literal["only", "main", "operators"]
 
 
@@ -33,6 +37,8 @@ class Front:
         self._inference = inference
         self._gate = gate or Gate(inference.settings, inference.monitoring)
         port = port or ("main" if inference.settings.admin_port else "only")
+        self._turns = Turns()
+        self._most_drain_s = min(DRAIN_S, inference.settings.request_timeout_s / 4)
         self._routes = {path: route for path, route in all_routes(inference).items() if _is_answered_at(port, path, route)}
 
     def for_operators(self) -> "Front":
@@ -53,9 +59,9 @@ class Front:
 
     async def respond(self, request: Request, pass_on: Callable[[str], Awaitable[None]] | None = None) -> Response | None:
         """The answer to a request; None where its caller is gone, or `pass_on`, which is given the route, has seen to it."""
-        waiting = _Expectation(request.receive) if b"expect" in request.headers else None
-        if waiting:
-            request.receive = waiting
+        incoming = None
+        if request.body is None:
+            request.receive = incoming = Incoming(request.receive)
         found = find_route(self._routes, request.path)
         label = found or "other"
         try:
@@ -67,6 +73,8 @@ class Front:
                 return None
             response = await handler(request)
         except Refusal as refusal:
+            if refusal.status in _PASSING and _has_body(request.headers):
+                await self._let_in(incoming, request)
             response = self._refuse(refusal, request)
             _let_go_of_frames(refusal)
         except ClientGoneError:
@@ -76,7 +84,8 @@ class Front:
             logger.exception("request %s failed", request.id)
             _let_go_of_frames(error)
             response = self._refuse(Refusal("internal", "the service failed; its log has the details"), request)
-        if waiting and not waiting.is_met:
+        # A caller that waits to be asked for its body may send it all the same, or not: nobody could tell it from the next request.
+        if incoming and not incoming.is_asked_for and b"expect" in request.headers:
             response = replace(response, headers=(*response.headers, ("connection", "close")))
         self._inference.monitoring.answered(label, response.status)
         return response
@@ -90,8 +99,32 @@ class Front:
             await self._behind(scope, request.receive, self._passing_on(label, request.id, send))
 
         response = await self.respond(request, pass_on)
-        if response is not None:
-            await send_response(response, request.id, send, with_body=method != "HEAD")
+        if response is None:
+            return
+        incoming = request.receive
+        is_owed = (
+            isinstance(incoming, Incoming)
+            and not (incoming.is_whole or incoming.is_drained)
+            and _has_body(headers)
+            and b"expect" not in headers
+        )
+        await send_response(response, request.id, send, with_body=method != "HEAD", is_last=not is_owed)
+        if is_owed:  # the caller has its answer, but to end the connection now would take it away again
+            assert isinstance(incoming, Incoming)
+            # Twice the limit, so that a body that is too large is read as well, unless it is far too large.
+            await incoming.drain(2 * self._inference.settings.max_body_bytes, self._most_drain_s)
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _let_in(self, incoming: Incoming | None, request: Request) -> None:
+        """Let a caller that is to come again send its whole body before it is answered, when it is its turn."""
+        max_bytes, most_s = self._inference.settings.max_body_bytes, self._most_drain_s
+        declared = request.headers.get(b"content-length", b"0")
+        num_bytes = min(int(declared[:20]) if declared.isdigit() else 0, max_bytes)
+        wait_s = self._turns.wait_s(asyncio.get_running_loop().time(), num_bytes, most_s)
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        if incoming and not incoming.is_whole and b"expect" not in request.headers:
+            await incoming.drain(max_bytes, most_s)
 
     def _require_route(self, found: str | None, request: Request) -> Route:
         if found is None:
@@ -120,26 +153,14 @@ class Front:
         return guarded_send
 
 
+def _has_body(headers: Headers) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
 def _is_answered_at(port: Port, path: str, route: Route) -> bool:
     if port == "operators":
         return route.access == "operator" or path in PROBES
     return port == "only" or route.access != "operator"
-
-
-class _Expectation:
-    """`Expect: 100-continue`: a caller that waits to be asked for its body. Reading it asks for it.
-
-    One that is answered without having been asked may send its body all the same, or not: nobody could tell it from the next
-    request, so the connection ends with that answer.
-    """
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.is_met = False
-
-    async def __call__(self) -> Message:
-        self.is_met = True
-        return await self._receive()
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:

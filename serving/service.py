@@ -13,6 +13,7 @@ import bentoml
 import click
 from _bentoml_sdk.service import Service
 from bentoml._internal.configuration.containers import BentoMLContainer
+from bentoml._internal.utils.analytics.usage_stats import do_not_track
 from bentoml.exceptions import BentoMLConfigException
 from starlette.types import ASGIApp
 
@@ -30,7 +31,10 @@ from serving.settings import SettingsError, read_settings
 from serving.worker import Inference
 from slipway.system.errors import SlipwayError
 from slipway.system.malloc import keep_little_freed_memory
+from slipway.system.telemetry import switch_off_telemetry
 
+switch_off_telemetry()
+do_not_track.cache_clear()  # `bentoml` has read and cached the variable before it imports a service
 try:
     SETTINGS = read_settings()
 except SettingsError as error:

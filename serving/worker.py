@@ -24,7 +24,7 @@ from serving.metrics.gpu_metrics import open_gpu_metrics
 from serving.metrics.monitoring import Monitoring, server_started
 from serving.metrics.process_metrics import ProcessMetrics
 from serving.metrics.sampling import Sampler, Source
-from serving.models.admission import Admission
+from serving.models.admission import Admission, Place
 from serving.models.live_model import LiveModel
 from serving.models.model import InvalidAnswerError, ServedModel, finite_answers, load_model
 from serving.models.rebuilding import COMMAND, RebuildState, build, first_state
@@ -183,19 +183,31 @@ class Inference:
         rebuild = {"status": self.rebuild.status, "reason": self.rebuild.reason}
         return self.require_model().card() | {"rebuild": rebuild, "rolled_out": self.rollout.card()}
 
-    def predict(self, payload: Payload, request_id: str) -> Coroutine[Any, Any, dict[str, Any]]:
-        """The answer to one image or to what came in a list; Refusal if it gets none."""
-        if self.canary is None:
-            return self._predict_with(self._require_live(), payload, request_id)
-        return self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, payload, request_id))
+    def require_room(self) -> None:
+        """Refusal if a request for a prediction whose body has not arrived yet would not be let in now."""
+        self._admission.require_room()
 
-    async def _predict_with(self, live: LiveModel, payload: Payload, request_id: str) -> dict[str, Any]:
+    def admit(self) -> Place:
+        """A place inside for a request whose body is there and not parsed; Refusal if it has to stay outside. Leave it as a context."""
+        return Place(self._admission)
+
+    async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
+        """`predict_inside` of a request that has no place yet."""
+        with self.admit() as place:
+            return await self.predict_inside(place, payload, request_id)
+
+    def predict_inside(self, place: Place, payload: Payload, request_id: str) -> Coroutine[Any, Any, dict[str, Any]]:
+        """The answer to one image or to what came in a list; Refusal if it gets none."""
+        place.has(len(payload.items))
+        if self.canary is None:
+            return self._predict_with(self._require_live(), place, payload, request_id)
+        return self.canary.predict(request_id, self._require_live, lambda live: self._predict_with(live, place, payload, request_id))
+
+    async def _predict_with(self, live: LiveModel, place: Place, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer of one model, which the request may not outlive.
 
         One that is cancelled before the model took any of it is counted as expired.
         """
-        num_items = len(payload.items)
-        self._admission.enter(num_items)
         model, submission = live.model, None
         try:
             with live:  # it does not end before the request does
@@ -204,8 +216,8 @@ class Inference:
                     submission = live.batcher.submit_unread(reader, 1)
                 else:
                     decoded = await self._decode(live, payload)
-                    self._admission.grow(len(decoded.inputs) - num_items)
-                    num_items, is_list = len(decoded.inputs), decoded.is_list
+                    place.has(len(decoded.inputs))
+                    is_list = decoded.is_list
                     submission = live.batcher.submit(decoded.inputs)
                 rows = await submission.answer
             answers = finite_answers(rows)
@@ -221,8 +233,6 @@ class Inference:
                 raise
             logger.exception("request %s: model %s failed", request_id, model.version)
             raise Refusal("model_failed", "the model failed on this batch; the log of the service has the details") from error
-        finally:
-            self._admission.leave(num_items)
         if reader:
             self._decoded(submission.read_seconds)
         self._queued(submission.queue_seconds)
@@ -238,11 +248,16 @@ class Inference:
         self._decoded(perf_counter() - started)
         return decoded
 
+    def require_leisure(self) -> None:
+        """Refusal if nothing is explained now, because predictions take all there is or another explanation is under way."""
+        if self._admission.has_more_than_it_can_do():
+            raise predictions_first(self._admission.retry_after())
+        self._explainer.require_idle()
+
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
         """The answer to one image or row with what it rests on, without its request id; Refusal if there is none."""
         stable = self._require_live()
-        if self._admission.has_more_than_it_can_do():
-            raise predictions_first(self._admission.retry_after())
+        self.require_leisure()
         if self.canary is None:
             return await self._explain_with(stable, payload, request_id)
         return await self.canary.explain(request_id, self._require_live, lambda live: self._explain_with(live, payload, request_id))

@@ -16,7 +16,7 @@ from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.sources.checksums import read_digests
 from slipway.data.sources.raw_tables import read_raw_table
 from slipway.data.tables.cleaning import clean_table
-from slipway.data.tables.files import write_cells
+from slipway.data.tables.files import TableColumns, write_cells
 from slipway.data.tables.report import column_notes, conflict_hint, table_report
 from slipway.data.tables.source import find_table
 from slipway.reports.clean_page import Pictures, clean_page
@@ -36,15 +36,16 @@ NO_COLUMNS = "{} # images have no columns\n"
 
 def run(params: Params) -> None:
     """Clean `data.path`; DataError when too much of it is bad, with all of that in `.work/clean/quarantine.parquet`."""
-    data = unpacked(params.data, ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio))
-    (_run_table if is_table(data.task) else _run_images)(params, data)
+    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    data, layout = sources.with_given_split(unpacked(params.data, limits))
+    (_run_table if is_table(data.task) else _run_images)(params, data, layout)
 
 
-def _run_table(params: Params, data: DataParams) -> None:
-    path = find_table(data)
+def _run_table(params: Params, data: DataParams, layout: sources.Layout) -> None:
     if data.digests:
-        read_digests(Path(data.digests), Path(data.path)).check_file(path)
-    table = clean_table(read_raw_table(path), data, params.clean)
+        read_digests(Path(data.digests), Path(data.path)).check_table(find_table(data))
+    table = clean_table(read_raw_table(find_table(data)), data, params.clean)
+    print(layout.described(table.cleaned.rows), end="")
     try:
         _check(table.cleaned, params)
     except DataError as error:
@@ -52,12 +53,12 @@ def _run_table(params: Params, data: DataParams) -> None:
         raise DataError(f"{error}{conflict_hint(table)}{column_notes(table, TRIED_COLUMNS.as_posix())}") from error
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, table.cleaned)
-        write_cells(folder, table.cells, table.types, table.ledger.bad_cell_table())
+        write_cells(folder, table.cells, TableColumns(inputs=table.types, ignored=table.ignored), table.ledger.bad_cell_table())
     _report(table_report(table, data, params.clean), {}, table.columns_yaml)
     print(table.cleaned.summary(REPORT, PAGE) + column_notes(table, COLUMNS.as_posix()))
 
 
-def _run_images(params: Params, data: DataParams) -> None:
+def _run_images(params: Params, data: DataParams, layout: sources.Layout) -> None:
     digests = read_digests(Path(data.digests), Path(data.path)) if data.digests else None
     num_workers, engine = params.clean.num_workers, data.engine
     read = partial(sources.read_samples, data, read_files=engine == "ray")  # a worker elsewhere has no files
@@ -66,6 +67,7 @@ def _run_images(params: Params, data: DataParams) -> None:
     cleaned = cleaning.collect(
         inspected, params.clean, data.task, lambda wanted: cleaning.digest_pixels(read(wanted), params.clean, num_workers, engine), digests
     )
+    print(layout.described(cleaned.rows), end="")
     _check(cleaned, params)
     with files.new_directory(CLEAN) as folder:
         _write_rows(folder, cleaned)

@@ -11,11 +11,9 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import EngineRequest, Profile, write_receipt
 from slipway.config.command import run_command, run_stage
-from slipway.runtimes.compilation import compile_engine
+from slipway.runtimes.compilation import compile_engine, why_no_engine
 from slipway.runtimes.rebuild import rebuild_engine
-from slipway.runtimes.runtime import why_unavailable
 from slipway.system import files
-from slipway.system.errors import EngineError
 
 if TYPE_CHECKING:
     from slipway.config.params import Params
@@ -31,9 +29,7 @@ def run(params: "Params") -> None:
     bundle = load_bundle(BUNDLE)
     bundle.model_bytes(params.compile.variant)  # there and unaltered, also where nothing is built from it
     request = _request(params, bundle)
-    reason = why_unavailable("tensorrt")
-    if reason and params.compile.require:
-        raise EngineError(f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a receipt.")
+    reason = why_no_engine(require=params.compile.require)
     with files.new_directory(ENGINE) as folder:
         if reason:
             write_receipt(folder, request, reason)

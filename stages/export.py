@@ -6,9 +6,10 @@ from pathlib import Path
 from slipway.artifacts.uncertainty import read_calibration
 from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.sealing import sealed_params
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation import read_metrics
+from slipway.reports.evaluation import read_baseline, read_coverage, read_metrics
 from slipway.reports.leaderboard_page import leaderboard_page, leaderboard_text
 from slipway.system import files
 
@@ -44,21 +45,27 @@ def run(params: Params) -> None:
         weights_sha256=card.weights_sha256,
         calibration=calibration,
         metrics=read_metrics(METRICS),
+        coverage=read_coverage(METRICS),
+        baseline=read_baseline(METRICS),
         pruned=Pruned(smaller.kind, load_pruned(PRUNED, smaller), smaller.weights_sha256, smaller.calibration) if smaller else None,
     )
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
     rows = ExportRows(
-        calibration=calibration_rows(train, manifest.input, params.seed, params.export.calibration_rows),
+        calibration=calibration_rows(PACKED, manifest, params.seed, params.export.calibration_rows),
         validation=open_split(PACKED, manifest, "val", verify=True),
         train=train,
+        test=open_split(PACKED, manifest, "test", verify=True),
     )
     read = [CHECKPOINT / "weights.safetensors", CHECKPOINT / "model.json", PACKED / "manifest.json", METRICS, CALIBRATION]
     read += [PRUNED / "model.json"]
-    lineage = trace_lineage(params.model_dump(mode="json", exclude={"compile", "verify"}), read)
+    sealed = sealed_params(params.model_dump(mode="json", exclude={"compile", "verify"}))
+    judging = ("gates", "slice_gates", "released_max_loss")  # the release, not the weights
+    shaping = {key: value for key, value in sealed["evaluate"].items() if key not in judging}
+    lineage = trace_lineage(sealed | {"evaluate": shaping}, read)
     resampling = Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence)
     clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
-    facts = CardFacts(card, calibration, trained.metrics, lineage, clean, split, evaluation)
+    facts = CardFacts(card, calibration, trained.metrics, trained.baseline, lineage, clean, split, evaluation)
     with files.new_directory(BUNDLE) as folder:
         board = write_bundle(folder, trained, rows, params.export, resampling, lineage, card=partial(model_card, facts))
     files.write_json(LEADERBOARD, board.model_dump(mode="json"))

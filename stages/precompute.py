@@ -36,12 +36,12 @@ def run(params: Params) -> None:
 
 def _run_table(params: Params) -> None:
     rows = read_table(SPLIT / "rows.parquet", SPLIT_ROWS)
-    cells, types = read_cells(CLEAN)
+    cells, columns = read_cells(CLEAN)
     in_vain = {"encoding jpeg": params.precompute.encoding == "jpeg", "train_size_px": params.precompute.train_size_px is not None}
     if any(in_vain.values()):
         print(f"tables have no pixels: without effect here are {', '.join(key for key, asked in in_vain.items() if asked)}")
     with files.new_directory(PACKED) as folder:
-        contract = pack_table(rows, cells, types, params.precompute, params.data.task, folder)
+        contract = pack_table(rows, cells, columns, params.precompute, params.data.task, folder)
     notes = rare_categories(cells, contract, params.precompute.max_categories)
     packed = f"packed {rows.num_rows} rows of {len(contract.columns)} columns, {contract.shape[0]} numbers each, into {PACKED}"
     print("\n".join([packed, *notes]))

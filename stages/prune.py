@@ -4,6 +4,7 @@ from pathlib import Path
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.sections import MeasuringParams
 from slipway.system import files
 
 CHECKPOINT = Path("artifacts/checkpoint")
@@ -28,7 +29,15 @@ def _prune(params: Params) -> None:
     from slipway.training.pruning.result import save_pruned
     from slipway.training.pruning.run import PrunePaths, prune
 
-    found = prune(params.seed, params.train, params.prune, params.evaluate, PrunePaths(CHECKPOINT, PACKED, AUGMENTED))
+    measuring = MeasuringParams(
+        batch_size=params.evaluate.batch_size,
+        bootstrap_samples=params.evaluate.bootstrap_samples,
+        confidence=params.evaluate.confidence,
+        calibration=params.evaluate.calibration,
+        coverage=params.evaluate.coverage,
+        outlier_share=params.evaluate.outlier_share,
+    )
+    found = prune(params.seed, params.train, params.prune, measuring, PrunePaths(CHECKPOINT, PACKED, AUGMENTED))
     save_pruned(PRUNED, found.card, found.weights, found.fitted.score)
     files.write_json(REPORT, found.report())
     print(found.text())

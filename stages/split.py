@@ -7,6 +7,7 @@ from slipway.config.params import Params
 from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
 from slipway.data.splits.report import report, summary
 from slipway.data.splits.splitting import check_columns, split_rows
+from slipway.data.tables.target_copies import find_target_copies, target_copy_report
 from slipway.reports.split_page import split_page
 from slipway.system import files
 
@@ -21,7 +22,8 @@ def run(params: Params) -> None:
     rows = read_table(CLEAN / "rows.parquet", ROWS)
     check_columns(rows, params.data.split_column, params.data.time_column)
     split = split_rows(rows, params.split, params.seed)
-    described = report(split, params.seed)
+    copies = find_target_copies(split.rows, CLEAN)
+    described = report(split, params.seed) | {"target_copies": target_copy_report(copies, of_classes=split.has_classes)}
     with files.new_directory(SPLIT) as folder:
         write_table(folder / "rows.parquet", split.rows, SPLIT_ROWS)
         write_table(folder / "purged.parquet", split.purged, PURGED)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import first_fault, write_certificate
 from slipway.artifacts.engine_manifest import PASSPORT
+from slipway.artifacts.gates import gates_text, read_gates
 from slipway.artifacts.uncertainty import read_calibration
 from slipway.config.command import run_stage
 from slipway.config.params import Params
@@ -26,6 +27,7 @@ ENGINE = Path("artifacts/engine")
 ENGINE_CACHE = Path(".work/engine_cache")  # where the service looks, too
 CERTIFICATE = Path("artifacts/certificate.json")
 METRICS = Path("metrics/verify.json")
+GATES = Path("metrics/gates.json")
 PAGE = Path("reports/verify.html")
 DRAFT = Path(".work/verify/certificate.json")
 NO_ENGINE = Path(".work/verify/no_engine")  # what was built on one machine is not what the certificate is for
@@ -47,27 +49,29 @@ def run(params: Params) -> None:
     rows = read_test_rows(PACKED, trained.spec.classes)
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
     read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
-    read += [CALIBRATION, OUTLIER_SCORE]
+    read += [CALIBRATION, OUTLIER_SCORE, GATES]
     digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
+    gates = read_gates(GATES)
+    refuse_changed({judged.path: judged.sha256 for judged in gates.judged}, bundle)
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
     through_tensorrt = [*runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE), runner.run_engine(ENGINE, engine_digest)]
     measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
-    draft = make_certificate(bundle, [hop for hop, _ in measured], digests, engine_digest=engine_digest, draft=True)
+    draft = make_certificate(bundle, [hop for hop, _ in measured], digests, gates.results, engine_digest=engine_digest, draft=True)
     write_certificate(DRAFT, draft)
     measured.append(_run_service(params, comparison, bundle, measured))
 
     hops = [hop for hop, _ in measured]
     if first_fault(hops) is None:  # else the guilty hop is told
         refuse_changed(digests, bundle)
-    certificate = make_certificate(bundle, hops, digests, engine_digest=engine_digest, draft=False)
+    certificate = make_certificate(bundle, hops, digests, gates.results, engine_digest=engine_digest, draft=False)
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, summarise(certificate))
     answers = {hop.name: answered.outputs for hop, answered in measured if answered}
     shown = Answered(rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers)
     files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
-    print(hop_table(hops, rows.task))
+    print(hop_table(hops, rows.task), gates_text(gates.results), sep="\n")
     raise_if_refused(certificate, CERTIFICATE)
 
 

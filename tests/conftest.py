@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.exhaustive import is_exhaustive
+from tests.tiers import settle_tiers
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,17 +19,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = str(ROOT / "tmp" / "pytest")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `exhaustive` names."""
-    for item in items:
-        if is_exhaustive(item.nodeid):
-            item.add_marker("exhaustive")
+    """Give each test its tier before `-m` selects by it."""
+    settle_tiers(items)
 
 
 @pytest.fixture
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture
+def is_nightly(request: pytest.FixtureRequest) -> bool:
+    """Whether this is a nightly test, which may assert times as well."""
+    return request.node.get_closest_marker("nightly") is not None
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.metrics import scores as metrics
+from slipway.metrics import scores
 from slipway.metrics.scores import (
     Resampling,
     classification_metrics,
@@ -31,8 +31,8 @@ def test_intervals_of_counts_are_those_of_resampling_rows_one_by_one() -> None:
     found = classification_metrics(targets, np.eye(4)[predicted], many)
     rows = generator.integers(150, size=(8000, 150))
     matrices = np.stack([confusion_matrix(targets[chosen], predicted[chosen], 4) for chosen in rows])
-    counts = metrics.ClassCounts(np.diagonal(matrices, axis1=1, axis2=2), matrices.sum(axis=2), matrices.sum(axis=1))
-    for name, samples in metrics.scores_from_counts(counts).items():
+    counts = scores.ClassCounts(np.diagonal(matrices, axis1=1, axis2=2), matrices.sum(axis=2), matrices.sum(axis=1))
+    for name, samples in scores.scores_from_counts(counts).items():
         if name in WILSON:
             continue
         low, high = np.quantile(samples, [0.05, 0.95])
@@ -113,10 +113,21 @@ def test_the_interval_of_a_calibration_error_holds_that_of_a_calibrated_network_
         found = classification_metrics(targets, probabilities, resampling, names=[name])[name]
         assert 0 <= found.low <= found.value <= found.high
         held += found.low == 0
-        samples = metrics._samples(metrics.ClassAnswers(targets, probabilities, None), [name], resampling)[name]
-        by_percentiles += metrics.percentiles(samples, 0.95)[0] < 0.005
+        samples = scores._samples(scores.ClassAnswers(targets, probabilities, None), [name], resampling)[name]
+        by_percentiles += scores.percentiles(samples, 0.95)[0] < 0.005
     assert held >= 54
     assert by_percentiles == 0
+
+
+def test_the_interval_of_a_calibration_error_mirrors_the_percentiles_at_the_value() -> None:
+    targets, probabilities = calibrated(np.random.default_rng(19), 1000)
+    sharper = probabilities**3 / (probabilities**3).sum(axis=1, keepdims=True)
+    found = classification_metrics(targets, sharper, THOUSAND, names=["calibration_error"])["calibration_error"]
+    answers = scores.ClassAnswers(targets, sharper, None)
+    low, high = scores.percentiles(scores._samples(answers, ["calibration_error"], THOUSAND)["calibration_error"], THOUSAND.confidence)
+    basic = (min(found.value, 2 * found.value - high), max(found.value, 2 * found.value - low))
+    assert (found.low, found.high) == pytest.approx(basic, abs=TOLERANCE)
+    assert found.low < low
 
 
 def test_the_interval_of_the_calibration_error_of_an_overconfident_network_is_above_0() -> None:
@@ -153,6 +164,6 @@ def test_resampling_in_bounded_memory_changes_no_interval(monkeypatch: pytest.Mo
     targets, probabilities = generator.integers(30, size=100), generator.dirichlet(np.ones(30), size=100)
     whole = classification_metrics(targets, probabilities, Resampling(1, 100, 0.95), top_k=2)
     values = regression_metrics(targets, probabilities[:, 0], Resampling(1, 100, 0.95))
-    monkeypatch.setattr(metrics, "_CHUNK_NUMBERS", 1000)
+    monkeypatch.setattr(scores, "_CHUNK_NUMBERS", 1000)
     assert classification_metrics(targets, probabilities, Resampling(1, 100, 0.95), top_k=2) == whole
     assert regression_metrics(targets, probabilities[:, 0], Resampling(1, 100, 0.95)) == values

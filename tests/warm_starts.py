@@ -28,6 +28,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Self
 
+from slipway.system.code_digest import stage_digest, stage_names
+
 ROOT = Path(__file__).parents[1]
 _PR_SET_PDEATHSIG = 1
 _PRELOADED = (
@@ -179,6 +181,8 @@ def _preload() -> None:
     """Import what trainings import, some of it only while they run."""
     for module in _PRELOADED:
         importlib.import_module(module)
+    for stage in stage_names(ROOT):  # reads the code once for all
+        stage_digest(ROOT, stage)
     gc.freeze()  # or each collection in a forked process would copy all that is shared
 
 

@@ -44,6 +44,7 @@ def summary(columns: ColumnContract | None) -> str:
     """The text above the description of the API."""
     if columns:
         what = 'Send one row to /predict as a JSON object, or several as {"rows": [...]}, which are answered by {"predictions": [...]}.'
+        what += f" Columns that are ignored: {', '.join(columns.ignored)}." if columns.ignored else ""
     else:
         what = 'Send one image to /predict, or several as files of a form, which are answered by {"predictions": [...]}.'
     return what + " Errors have one shape: {error: {code, message, field, request_id}}. See docs/serving.md."

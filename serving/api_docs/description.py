@@ -6,11 +6,14 @@ What only the network needs (means, scales, quantiles) stays inside.
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from slipway.artifacts.bundle import Metric
 from slipway.artifacts.input_contract import InputContract
+from slipway.artifacts.uncertainty import Conformal
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import ImageContract
 
 _MANY_DIGITS = 1e9  # from here on a whole number is shown in short, too
+_IGNORED = {"description": "ignored, as in training: any value", "nullable": True}
 _JSON_TYPES = {"number": "number", "category": "string", "boolean": "boolean", "date": "string"}
 
 
@@ -18,7 +21,8 @@ def describe_input(contract: InputContract) -> dict[str, Any]:
     """The contract as /model shows it; for a table with a row that can be sent as it is."""
     if isinstance(contract, ImageContract):
         return contract.model_dump(mode="json")
-    return {"kind": contract.kind, "columns": [describe_column(column) for column in contract.columns], "example": example_row(contract)}
+    columns = [describe_column(column) for column in contract.columns]
+    return {"kind": contract.kind, "columns": columns, "ignored": contract.ignored, "example": example_row(contract)}
 
 
 def describe_column(column: Column) -> dict[str, Any]:
@@ -29,6 +33,17 @@ def describe_column(column: Column) -> dict[str, Any]:
     if column.kind == "number":
         return described | {"min": column.min, "max": column.max}
     return described
+
+
+def describe_coverage(conformal: Conformal, measured: Metric | None) -> dict[str, Any]:
+    """The coverage of sets or intervals: the target, what was measured on the test rows, and what speaks against relying on it."""
+    return {
+        "target": conformal.coverage,
+        "measured": measured.model_dump(mode="json") if measured else None,
+        "verdict": conformal.verdict(measured.low, measured.high) if measured else None,
+        "fitting_rows": conformal.rows,
+        "few_rows": conformal.has_few_rows,
+    }
 
 
 def is_required(column: Column) -> bool:
@@ -45,7 +60,7 @@ def row_schema(contract: ColumnContract) -> dict[str, Any]:
     """JSON Schema of one row."""
     return {
         "type": "object",
-        "properties": {column.name: _schema(column) for column in contract.columns},
+        "properties": {column.name: _schema(column) for column in contract.columns} | dict.fromkeys(contract.ignored, _IGNORED),
         "required": [column.name for column in contract.columns if is_required(column)],
         "additionalProperties": False,
         "example": example_row(contract),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from serving.settings import PREFIX, ROOT
+from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")
@@ -277,6 +278,7 @@ def _named_file() -> Path | None:
     return ROOT / named if named else None
 
 
+@quiet_when_unread()
 def main(arguments: list[str] | None = None) -> int:
     """The command; its exit status."""
     given = _parser().parse_args(arguments)

@@ -7,7 +7,7 @@ from serving.api_docs.schemas import ANYTHING
 from serving.endpoints.predicting import describe_predict
 from serving.http.responses import Refusal, Response, json_response
 from serving.http.routes import Operation, Request, Route, Routes
-from serving.requests.reading import read_payload
+from serving.requests.reading import receive_payload
 from serving.worker import Inference
 from slipway.artifacts.bundle import Bundle
 
@@ -20,9 +20,10 @@ def routes(inference: Inference) -> Routes:
         code, message = "body_timeout", "the request's body did not arrive within"
         try:
             async with asyncio.timeout(settings.request_timeout_s):
-                payload = await read_payload(request, settings.max_body_bytes, settings.max_items, kind)
+                parse = await receive_payload(request, settings.max_body_bytes, settings.max_items, kind, inference.require_leisure)
                 code, message = "deadline_exceeded", "live requests go first, and there was no explanation within"
-                answer = await inference.explain(payload, request.id)
+                inference.require_leisure()
+                answer = await inference.explain(parse(), request.id)
         except TimeoutError:
             raise Refusal(code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)") from None
         return json_response(answer | {"request_id": request.id})

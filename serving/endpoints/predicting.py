@@ -11,7 +11,7 @@ from serving.api_docs.schemas import payload_content, prediction_content
 from serving.http.responses import Refusal, Response, finite_json_response
 from serving.http.routes import Operation, Request, Route, Routes
 from serving.requests.payload import Payload
-from serving.requests.reading import read_payload
+from serving.requests.reading import receive_payload
 from serving.worker import Inference
 from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import ColumnContract
@@ -42,8 +42,9 @@ def routes(inference: Inference) -> Routes:
     max_bytes, max_items = inference.settings.max_body_bytes, inference.settings.max_items
 
     def predict(request: Request) -> Awaitable[Response]:
-        payload = read_payload(request, max_bytes, max_items, inference.require_model().input_kind)
-        return predict_within_deadline(inference, request, payload, finite_json_response)
+        kind = inference.require_model().input_kind
+        received = receive_payload(request, max_bytes, max_items, kind, inference.require_room)
+        return predict_within_deadline(inference, request, received, finite_json_response)
 
     return {"/predict": Route(("POST",), predict, "caller", describe_predict)}
 
@@ -63,22 +64,26 @@ def describe_predict(bundle: Bundle | None) -> Operation:
 async def predict_within_deadline(
     inference: Inference,
     request: Request,
-    payload: Awaitable[Payload | Awaitable[Payload]],
+    received: Awaitable[Callable[[], Payload | Awaitable[Payload]]],
     encode: Callable[[dict[str, Any]], Response | Awaitable[Response]],
 ) -> Response:
     """What the model says of a request, read and encoded in the form of an endpoint; Refusal when its time is over.
 
-    What would hold up the event loop, to make something of a body that is there or to encode an answer, is waited for.
+    `received` gives a function that parses the body once it has arrived. It is called inside: a request that is refused because there
+    is too much to do costs no more than the bytes that it brings, and a caller that sends slowly holds no place. Parsing and encoding
+    that would hold up the event loop are waited for.
     """
     code, message = "body_timeout", "the request's body did not arrive within"
     try:
         with inference.deadlines.deadline():
-            asked = await payload
+            parse = await received
             code, message = "deadline_exceeded", "there was no answer within"
-            if not isinstance(asked, Payload):
-                asked = await asked
-            has_read = perf_counter()
-            answer = await inference.predict(asked, request.id)
+            with inference.admit() as place:
+                asked = parse()
+                if not isinstance(asked, Payload):
+                    asked = await asked
+                has_read = perf_counter()
+                answer = await inference.predict_inside(place, asked, request.id)
             encoding = perf_counter()
             response = encode(answer)
             if not isinstance(response, Response):

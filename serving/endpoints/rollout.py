@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from serving.api_docs.schemas import ANYTHING
@@ -23,7 +23,7 @@ from slipway.system.errors import LockedError, SlipwayError
 _MAX_BYTES = 64 << 10
 _MAX_VALUES = 200
 _PROPOSING = get_args(Mode)
-_ORDERS = ("promote", "rollback", "reset")
+_ORDERS = ("promote", "abort", "rollback", "reset")
 _ACCEPTED = 'send {"command": ...} with content type application/json; see docs/rollout.md'
 
 _OPERATION = Operation(
@@ -34,7 +34,7 @@ _OPERATION = Operation(
     },
     answers={"application/json": ANYTHING},
     errors=("rollout_invalid", "rollout_refused", "malformed_json", "unsupported_media_type", "body_too_large"),
-    example="""-H 'content-type: application/json' -d '{"command": "rollback"}'""",
+    example="""-H 'content-type: application/json' -d '{"command": "abort"}'""",
 )
 
 
@@ -59,9 +59,16 @@ class Proposal(Contract):
 
 
 class Order(Contract):
-    """What becomes of a candidate, or of the stable model."""
+    """An end of a candidate, or a return of the stable model."""
 
-    command: Literal["promote", "rollback", "reset"]
+    command: Literal["promote", "abort", "reset"]
+
+
+class Rollback(Contract):
+    """A return from the model of that version."""
+
+    command: Literal["rollback"]
+    version: Annotated[str, Field(max_length=64)] | None = None
 
 
 class _Orders:
@@ -72,7 +79,7 @@ class _Orders:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-rollout")
         self._last: Future[None] | None = None
 
-    async def carry_out(self, wanted: Proposal | Order) -> None:
+    async def carry_out(self, wanted: Proposal | Order | Rollback) -> None:
         """SlipwayError or OSError with the reason if it is refused; LockedError at once while another one is carried out."""
         if self._last is not None and not self._last.done():
             raise LockedError("this worker is carrying out another order; GET says what came of it. Wait for it, then try again.")
@@ -98,13 +105,13 @@ def routes(inference: Inference) -> Routes:
     return {"/rollout": Route((*READING, "POST"), rollout, "operator", always(_OPERATION))}
 
 
-def _wanted(body: bytes) -> Proposal | Order:
+def _wanted(body: bytes) -> Proposal | Order | Rollback:
     if may_exceed(body, _MAX_VALUES):
         raise Refusal("rollout_invalid", f"the JSON holds more than {_MAX_VALUES} values; see docs/rollout.md for what is expected")
     content: Any = parse(body)
     command = content.get("command") if isinstance(content, dict) else None
-    wanted: type[Proposal | Order] | None = Proposal if command in _PROPOSING else Order if command in _ORDERS else None
-    if wanted is None:
+    wanted: type[Proposal | Order | Rollback] = Proposal if command in _PROPOSING else Rollback if command == "rollback" else Order
+    if command not in (*_PROPOSING, *_ORDERS):
         known = ", ".join((*_PROPOSING, *_ORDERS))
         raise Refusal("rollout_invalid", f'expected {{"command": ...}} with one of {known}; see docs/rollout.md', field="command")
     try:
@@ -115,10 +122,13 @@ def _wanted(body: bytes) -> Proposal | Order:
         raise Refusal("rollout_invalid", f"{where}: {first['msg']}; see docs/rollout.md for what {command} takes", field=where) from None
 
 
-def _order(inference: Inference, wanted: Proposal | Order) -> None:
+def _order(inference: Inference, wanted: Proposal | Order | Rollback) -> None:
     settings = inference.settings
     if isinstance(wanted, Order):
-        {"promote": commands.promote, "rollback": commands.rollback, "reset": commands.reset}[wanted.command](settings)
+        {"promote": commands.promote, "abort": commands.abort, "reset": commands.reset}[wanted.command](settings)
+        return
+    if isinstance(wanted, Rollback):
+        commands.rollback(settings, wanted.version)
         return
     paths = {name: ROOT / path for name in ("certificate", "engine") if (path := getattr(wanted, name)) is not None}
     commands.propose(settings, wanted.command, ROOT / wanted.bundle, allowed=wanted.allowed, plan=wanted.plan, **paths)

@@ -115,8 +115,8 @@ class _Protocol:
         settings, manifest, translating = self._inference.settings, model.bundle.manifest, self._inference.translating
         asked: list[InferRequest] = []  # without its tensors, which no answer needs
 
-        async def read() -> Payload | Awaitable[Payload]:
-            body = await read_body(request, settings.max_body_bytes)
+        async def read() -> Callable[[], Payload | Awaitable[Payload]]:
+            body = await read_body(request, settings.max_body_bytes, self._inference.require_room)
             head_length = _head_length(request)
 
             def understand() -> Payload:
@@ -125,7 +125,9 @@ class _Protocol:
                 asked.append(replace(parsed, inputs=[]))
                 return payload
 
-            return understand() if is_quickly_read(len(body), head_length, manifest) else self._or_expired(translating.run(understand))
+            if is_quickly_read(len(body), head_length, manifest):
+                return understand
+            return lambda: self._or_expired(translating.run(understand))
 
         def encode(answer: dict[str, Any]) -> Response | Awaitable[Response]:
             def write() -> Response:

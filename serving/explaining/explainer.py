@@ -69,11 +69,15 @@ class Explainer:
                 break
         return answers[0], next((num_rows for num_rows in ROWS if num_rows * seconds <= self._budget_s), ROWS[-1])
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def require_idle(self) -> None:
+        """Refusal while another request is explained."""
         if self._is_busy:
             message = "this worker is explaining another request, and does one at a time; try again, or use /predict, which is not held up"
             raise Refusal("explain_busy", message, headers=(RETRY_AFTER,))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self.require_idle()
         self._is_busy = True
         try:
             yield

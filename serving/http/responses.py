@@ -129,10 +129,10 @@ def _described(refusal: Refusal, request_id: str) -> dict[str, str | None]:
     return {"code": refusal.code, "message": refusal.message, "field": refusal.field, "request_id": request_id}
 
 
-async def send_response(response: Response, request_id: str, send: Send, *, with_body: bool = True) -> None:
-    """Send a whole response; `with_body` is false for HEAD."""
+async def send_response(response: Response, request_id: str, send: Send, *, with_body: bool = True, is_last: bool = True) -> None:
+    """Send a whole response; `with_body` is false for HEAD. An empty message has to follow where it is not the last."""
     await send({"type": "http.response.start", "status": response.status, "headers": encoded_headers(response, request_id)})
-    await send({"type": "http.response.body", "body": response.body if with_body else b""})
+    await send({"type": "http.response.body", "body": response.body if with_body else b"", "more_body": not is_last})
 
 
 def head_lines(response: Response, request_id: str) -> bytes:

@@ -25,6 +25,7 @@ from serving.models.model import read_certified
 from serving.settings import ROOT, Settings, read_settings
 from slipway.config.command import run_command
 from slipway.system import files
+from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.cores import num_cores
 
 CARD, PAGE, APPLIED = Path("artifacts/capacity.json"), Path("reports/capacity.md"), Path("serving.env")
@@ -51,6 +52,7 @@ class Services:
             yield HttpBench(service.url, self._samples)
 
 
+@quiet_when_unread()
 def main(arguments: list[str]) -> None:
     """Run the command. What cannot be measured is one line on stderr and exit code 1."""
     options = _parser().parse_args(arguments)

@@ -19,6 +19,8 @@ FORGETTING = 0.98  # per batch, so that the last 50 or so decide
 FEW_BATCHES = 8  # of one item each: the first ones of a process pay for what is cold, and none tells what company saves
 WINDOW_S = 0.25  # over which the speed of the whole way, decoding included, is measured
 _NEW_SPEED = 0.3  # weight of one window
+_NEW_SIZE = 0.05  # weight of one request in the usual number of items
+REQUESTS = 4  # of the usual size are let in: one that runs, one that waits, and those that are read and decoded meanwhile
 
 
 class BatchTimes:
@@ -63,6 +65,30 @@ class BatchTimes:
         return min(max_batch_size, math.ceil(wanted * fixed / (1 - wanted * each)))
 
 
+class Place:
+    """A request's place inside: it holds one item from its entry on, and as many as it has once they are known."""
+
+    __slots__ = ("_admission", "num_items")
+
+    def __init__(self, admission: "Admission") -> None:
+        """Refusal if it has to stay outside."""
+        admission.enter(None)
+        self._admission = admission
+        self.num_items = 1
+
+    def has(self, num_items: int) -> None:
+        """It is known now how many items the request has."""
+        if num_items != self.num_items:
+            self._admission.grow(num_items - self.num_items)
+            self.num_items = num_items
+
+    def __enter__(self) -> "Place":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave(self.num_items)
+
+
 class Admission:
     """Counts what is inside and refuses what would only wait. One for each worker; used on its event loop alone."""
 
@@ -87,8 +113,9 @@ class Admission:
         self._bound = math.inf  # items that can be done within max_wait_s
         self._demand = 0.0  # items asked for, refused ones included, beyond what could have been done since
         self._demand_at = clock()
-        self._num_refused = 0  # since there was last no demand beyond what is inside
+        self._num_refused = 0.0  # items, since there was last no demand beyond what is inside
         self._num_requests = self._num_items = 0
+        self._usual_items = 1.0  # of a request
         self._window_began, self._window_items, self._window_least = clock(), 0, 0
         self.max_batch_size = 1
         self.is_overloaded = False
@@ -105,26 +132,34 @@ class Admission:
 
     @property
     def most_items(self) -> int:
-        """How many items are let in during an overload."""
-        return max(self._min_items, 2 * self._times.efficient_size(self.max_batch_size))
+        """How many items are let in during an overload; the last request may bring more."""
+        several = min(REQUESTS * self._usual_items, self._bound)
+        return max(self._min_items, 2 * self._times.efficient_size(self.max_batch_size), math.ceil(several))
 
     def speed(self) -> float:
         """Items a second that can be answered; infinity while nothing is known."""
         return self._batch_speed if self._speed is None else self._speed
 
-    def enter(self, num_items: int = 1) -> None:
-        """Let a request in, of so many items as far as is known. Refusal if it has to stay outside."""
-        asked = self._num_items + num_items
+    def enter(self, num_items: int | None = 1) -> None:
+        """Let a request in. Refusal if it has to stay outside.
+
+        None: its body has not been parsed. It enters with one item and grows; until then it is asked for as many as is usual.
+        """
+        expected = self._usual_items if num_items is None else num_items
+        asked = self._num_items + expected
         if asked <= self._bound and not self._num_refused and not self.is_overloaded:  # as nearly always
             self._demand = asked
-        elif self._ask(num_items):
+        elif self._ask(expected):
             self._shed(self.most_items)
-        if self._num_requests >= self._max_requests:
-            raise self._refusal(f"{self._num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)")
-        if self.is_overloaded and self._num_items >= self.most_items:
-            raise self.overload()
+        self._require_room(expected)
         self._num_requests += 1
-        self._num_items += num_items
+        self._num_items += 1 if num_items is None else num_items
+
+    def require_room(self) -> None:
+        """Refusal if a request whose body has not arrived would have to stay outside now. It takes no place: a slow caller holds none."""
+        if self.is_overloaded and self._num_items >= self.most_items:
+            self._ask(self._usual_items)
+        self._require_room(self._usual_items)
 
     def ran(self, size: int, seconds: float) -> None:
         """Note a batch that the model answered, before its requests leave."""
@@ -141,12 +176,16 @@ class Admission:
 
     def grow(self, more_items: int) -> None:
         """A request that was let in has more items than was known."""
+        is_new = self._num_items + more_items > self._bound and not self.is_overloaded and self._ask(more_items)
         self._num_items += more_items
+        if is_new:
+            self._shed(self.most_items)
 
     def leave(self, num_items: int = 1) -> None:
         """A request, of so many items as is known by now, is answered, or given up."""
         self._num_requests -= 1
         self._num_items -= num_items
+        self._usual_items += _NEW_SIZE * (num_items - self._usual_items)
         if self._num_items < self._window_least:
             self._window_least = self._num_items
 
@@ -156,16 +195,22 @@ class Admission:
             self._ask(0)
         return self.is_overloaded
 
-    def overload(self) -> Refusal:
+    def overload(self, num_items: float = 1) -> Refusal:
         """What a request is told that waits outside, or is sent out again."""
-        return self._refusal(f"more is asked for than can be answered, {self.speed():.0f} a second now (SLIPWAY_MAX_WAIT_S)")
+        return self._refusal(f"more is asked for than can be answered, {self.speed():.0f} a second now (SLIPWAY_MAX_WAIT_S)", num_items)
 
     def retry_after(self) -> tuple[str, str]:
         """The header that says in how many seconds what was asked for is done."""
         speed = self.speed()
         return "retry-after", str(max(1, math.ceil(self._demand / speed)) if 0 < speed < math.inf else 1)
 
-    def _ask(self, num_items: int) -> bool:
+    def _require_room(self, num_items: float) -> None:
+        if self._num_requests >= self._max_requests:
+            raise self._refusal(f"{self._num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)", num_items)
+        if self.is_overloaded and self._num_items >= self.most_items:
+            raise self.overload(num_items)
+
+    def _ask(self, num_items: float) -> bool:
         """Count more items that are asked for; True if that makes an overload."""
         bound = self._bound
         demand = self._with_those_outside(bound) if self._num_refused else self._num_items
@@ -178,7 +223,7 @@ class Admission:
         return self.is_overloaded
 
     def _with_those_outside(self, bound: float) -> float:
-        """What is inside, and of those that were refused as many as could not have been done since."""
+        """Items inside, and of those that were refused as many as could not have been done since."""
         now, inside = self._clock(), self._num_items
         demand = self._demand - (now - self._demand_at) * self.speed() if bound < math.inf else 0.0
         self._demand_at = now
@@ -195,9 +240,9 @@ class Admission:
             self._speed = measured if self._speed is None else self._speed + _NEW_SPEED * (measured - self._speed)
         self._window_began, self._window_items, self._window_least = now, 0, self._num_items
 
-    def _refusal(self, reason: str) -> Refusal:
+    def _refusal(self, reason: str, num_items: float) -> Refusal:
         if not self._num_refused:
             self._demand_at = self._clock()
-        self._num_refused += 1
+        self._num_refused += num_items
         retry_after = self.retry_after()
         return Refusal("queue_full", f"{reason}; try again in {retry_after[1]} s", headers=(retry_after,))

@@ -134,11 +134,15 @@ class MicroBatcher(Generic[Row]):
         return submission
 
     def shed(self, num_kept: int, reason: Callable[[], Exception]) -> None:
-        """Answer the newest of those that wait with a `reason`, all but the first `num_kept` rows: there is more to do than can be done."""
+        """Answer the newest of those that wait with a `reason`, all but the first `num_kept` rows: there is more to do than can be done.
+
+        If any are kept, the oldest request stays, however many rows it has.
+        """
         num_rows = 0
-        for submission in self._waiting:
+        for position, submission in enumerate(self._waiting):
             num_rows += submission.num_rows
-            if num_rows > num_kept and not submission.num_taken and not submission.answer.done():
+            is_kept = num_rows <= num_kept or (position == 0 and num_kept > 0)
+            if not is_kept and not submission.num_taken and not submission.answer.done():
                 submission.answer.set_exception(reason())
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.api_docs.description import describe_input
+from serving.api_docs.description import describe_coverage, describe_input
 from serving.models.batching import Run, next_power_of_two, padded
 from serving.models.selection import Selection, select
 from serving.settings import DEFAULT_BATCH_SIZE, Settings
@@ -142,7 +142,9 @@ class ServedModel:
             "labels": manifest.output.labels,
             "input": describe_input(manifest.input),
             "calibration": manifest.calibration_of(self.selection.actual.variant).model_dump(mode="json"),
+            "coverage": describe_coverage(self._calibration.conformal, manifest.coverage_of(self.selection.actual.variant)),
             "metrics": {name: metric.model_dump(mode="json") for name, metric in manifest.metrics.items()},
+            "baseline": manifest.baseline,
             "execution": {
                 "requested": self.selection.requested,
                 "actual": self.selection.actual.model_dump(mode="json"),
@@ -196,12 +198,17 @@ def _open_warm(settings: Settings, bundle: LoadedBundle, certificate: Certificat
     return ServedModel(bundle, certificate, selection, max_batch_size, run, None, quick_rows)
 
 
-def read_certified(bundle_root: Path, certificate_path: Path, *, accept_draft: bool) -> tuple[LoadedBundle, Certificate]:
-    """A bundle whose every file was checked, with the certificate that speaks of it. BundleError if they do not go together."""
+def read_certified(
+    bundle_root: Path, certificate_path: Path, *, accept_draft: bool, accept_missed_gates: bool = False
+) -> tuple[LoadedBundle, Certificate]:
+    """A bundle whose every file was checked, with the certificate that speaks of it.
+
+    BundleError if they do not go together, GateMissedError if the model's gates forbid its release.
+    """
     bundle = load_bundle(bundle_root)
     bundle.verify()
     certificate = read_certificate(certificate_path)
-    check_certificate(certificate, bundle, accept_draft=accept_draft)
+    check_certificate(certificate, bundle, accept_draft=accept_draft, accept_missed_gates=accept_missed_gates)
     return bundle, certificate
 
 

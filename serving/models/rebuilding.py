@@ -14,8 +14,10 @@ from typing import Literal
 
 from serving.models.model import ServedModel
 from serving.settings import ROOT, Settings
+from slipway.artifacts.certificate import why_uncertified
+from slipway.artifacts.engine_manifest import read_request
 from slipway.runtimes import rebuild, runtime
-from slipway.system.errors import EngineError
+from slipway.system.errors import EngineError, SlipwayError
 
 COMMAND = (sys.executable, "-m", rebuild.__name__)
 _LAST_WORDS = 2000  # characters
@@ -37,10 +39,18 @@ def first_state(settings: Settings, model: ServedModel | None) -> RebuildState:
         return RebuildState("not_needed", f"SLIPWAY_PROVIDER is {settings.provider}")
     if model and model.selection.actual.backend == "tensorrt":
         return RebuildState("not_needed", "a certified engine runs")
-    reason = runtime.why_unavailable("tensorrt")
+    reason = runtime.why_unavailable("tensorrt") or _why_not_to_be_served(settings, model)
     if reason:
         return RebuildState("impossible", reason)
     return RebuildState("building", f"into {settings.rebuilt_engine}")
+
+
+def _why_not_to_be_served(settings: Settings, model: ServedModel | None) -> str | None:
+    try:
+        requested = read_request(settings.engine).requested
+    except SlipwayError:  # the rebuild says so itself
+        return None
+    return why_uncertified(model.certificate, requested) if model else None
 
 
 async def build(settings: Settings, command: Sequence[str] = COMMAND) -> None:

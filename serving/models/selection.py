@@ -13,7 +13,7 @@ from typing import Literal
 
 from serving.settings import Settings
 from slipway.artifacts.bundle import Bundle, LoadedBundle
-from slipway.artifacts.certificate import Certificate, Execution
+from slipway.artifacts.certificate import Certificate, Execution, why_uncertified
 from slipway.artifacts.engine_manifest import read_passport, read_request
 from slipway.runtimes import runtime
 from slipway.runtimes.rebuild import TargetCertificate, open_rebuilt
@@ -140,6 +140,8 @@ def _open_engine(
             runner, target = open_rebuilt(settings.rebuilt_engine, bundle)
         except (UnavailableError, EngineError) as here:
             raise EngineError(f"{error} And the engine that was built here: {here}") from None
+        if uncertified := why_uncertified(certificate, runner.actual):
+            raise UnavailableError(f"the engine that was built here cannot be served: {uncertified}") from None
     if variant not in ("any", runner.actual.variant):
         raise UnavailableError(f"the engine in {settings.engine} is of variant {runner.actual.variant!r}.")
     return runner, target

@@ -2,7 +2,8 @@
 
 A model of images takes one tensor `image`: BYTES of encoded images (N,), or UINT8 pixels (N, height, width, channels) of any size,
 which are resized as any picture is. A model of a table takes one tensor for each column, (N,) or (N, 1); a column that is left out, a
-NaN and an empty text are missing values. The answer has `label` BYTES (N,), `probabilities` FP32 (N, labels) and `prediction_set` BOOL
+NaN and an empty text are missing values; a tensor for a column that training ignored is ignored.
+The answer has `label` BYTES (N,), `probabilities` FP32 (N, labels) and `prediction_set` BOOL
 (N, labels), or `value` FP32 (N, 1); and `outlier_score` FP32 (N,) and `is_outlier` BOOL (N,).
 """
 
@@ -51,7 +52,9 @@ def describe(manifest: Bundle) -> dict[str, Any]:
             {"name": "prediction_set", "datatype": "BOOL", "shape": [-1, labels]},
         ]
     strangeness = [{"name": "outlier_score", "datatype": "FP32", "shape": [-1]}, {"name": "is_outlier", "datatype": "BOOL", "shape": [-1]}]
-    return {"inputs": inputs, "outputs": [*outputs, *strangeness]}
+    described = {"inputs": inputs, "outputs": [*outputs, *strangeness]}
+    ignored = contract.ignored if isinstance(contract, ColumnContract) else []
+    return described | ({"properties": {"ignored_inputs": json.dumps(ignored, ensure_ascii=False)}} if ignored else {})
 
 
 def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -> bool:
@@ -172,6 +175,8 @@ def _rows(inputs: list[Tensor], contract: ColumnContract, max_rows: int) -> byte
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for tensor in inputs:
         column = columns.get(tensor.name)
+        if column is None and tensor.name in contract.accepted:
+            continue
         if column is None:
             message = f"there is no column {tensor.name[:80]!r}; /v2/models/slipway lists them"
             raise Refusal("unknown_column", message, field=tensor.name[:80])

@@ -1,6 +1,7 @@
 // What the model answered, item by item: the answer in words and bars, what it rests on, and whether it was right.
 
 import { bodyOf, call } from "./api.js";
+import { coverageDoubts } from "./card.js";
 import { bar, twoSided } from "./charts.js";
 import { html } from "./dom.js";
 import { known, milliseconds, number, percent, t } from "./texts.js";
@@ -102,15 +103,21 @@ export function answerList(container, announce, facts) {
 
   function answeredBody({ answer }) {
     if (answer.label === undefined) {
-      const interval = answer.interval ? t("answer.interval", { low: number(answer.interval[0]), high: number(answer.interval[1]), coverage: coverage() }) : t("answer.no_interval");
-      return html("div", {}, html("p", { class: "headline" }, number(answer.value, 6)), html("p", {}, interval));
+      const { interval } = answer;
+      const said = interval ? covered(["answer.interval", "answer.interval_unmeasured"], { low: number(interval[0]), high: number(interval[1]) }) : html("p", {}, t("answer.no_interval"));
+      return html("div", {}, html("p", { class: "headline" }, number(answer.value, 6)), said);
     }
     const set = answer.prediction_set;
-    const others = set.length > 1 ? t("answer.set", { labels: set.slice(0, MOST_BARS).join(", ") + (set.length > MOST_BARS ? ", …" : ""), coverage: coverage() }) : t("answer.alone", { coverage: coverage() });
-    return html("div", {}, html("p", { class: "headline" }, answer.label, " ", html("span", { class: "soft" }, percent(answer.probabilities[answer.label]))), html("p", {}, others));
+    const labels = set.slice(0, MOST_BARS).join(", ") + (set.length > MOST_BARS ? ", …" : "");
+    return html("div", {}, html("p", { class: "headline" }, answer.label, " ", html("span", { class: "soft" }, percent(answer.probabilities[answer.label]))), covered(["answer.set", "answer.set_unmeasured"], { labels }));
   }
 
-  const coverage = () => percent(facts().card?.calibration?.conformal?.coverage, 1);
+  /** What was measured of sets or intervals, and what speaks against relying on them. */
+  function covered([measured, unmeasured], values) {
+    const coverage = facts().card?.coverage;
+    const said = { ...values, measured: percent(coverage?.measured?.value, 0), target: percent(coverage?.target) };
+    return html("div", {}, html("p", {}, t(coverage?.measured ? measured : unmeasured, said)), coverage ? coverageDoubts(coverage) : null);
+  }
 
   function details(entry) {
     const { answer } = entry;

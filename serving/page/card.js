@@ -26,25 +26,47 @@ function aboutTile(card) {
   const { input, labels, calibration } = card;
   const takes = input.kind === "images" ? t("model.images", { size: input.size_px, channels: t(input.channels === 1 ? "model.grey" : "model.colour") }) : t("model.columns", { count: input.columns.length });
   const shown = labels.slice(0, 20).join(", ") + (labels.length > 20 ? `, … (${number(labels.length)})` : "");
-  const { coverage, threshold } = calibration.conformal;
+  const { threshold } = calibration.conformal;
   return tile(
     t("model.about"),
     pairs([
       [t("model.version"), html("code", {}, card.model_version)],
       [t("model.task"), known(`task.${card.task}`, card.task)],
       [t("model.takes"), takes],
+      input.ignored?.length ? [t("model.ignored"), input.ignored.join(", ")] : null,
       labels.length ? [t("model.labels"), shown] : null,
-      [t("model.coverage"), threshold === null ? t("model.no_coverage") : percent(coverage)],
+      [t("model.coverage"), threshold === null ? t("model.no_coverage") : [coverageOf(card.coverage), coverageDoubts(card.coverage)]],
     ]),
   );
 }
 
-function metricsTile({ metrics }) {
-  const rows = Object.entries(metrics).map(([name, metric]) => [known(`metric.${name}`, name), number(metric.value), `${number(metric.low)} – ${number(metric.high)}`, number(metric.rows)]);
+function coverageOf({ target, measured }) {
+  const found = measured ? t("model.covered", { measured: percent(measured.value), low: percent(measured.low), high: percent(measured.high), rows: number(measured.rows) }) : t("model.unmeasured");
+  return html("span", {}, t("model.target", { target: percent(target) }), " ", found);
+}
+
+/** Notices of what speaks against relying on the coverage; null if nothing does. */
+export function coverageDoubts({ verdict, measured, few_rows: isFew, fitting_rows: rows }) {
+  const doubts = [];
+  if (measured && verdict !== "within") doubts.push(t(verdict === "below" ? "coverage.below" : "coverage.above", { low: percent(measured.low), high: percent(measured.high) }));
+  if (isFew) doubts.push(t("coverage.few_rows", { rows: number(rows) }));
+  return doubts.length ? html("p", { class: `coverage-doubt small ${verdict === "above" ? "soft" : "notice"}` }, doubts.join(" ")) : null;
+}
+
+function metricsTile({ metrics, baseline, labels }) {
+  const rows = Object.entries(metrics).map(([name, metric]) => [known(`metric.${name}`, name), number(metric.value), `${number(metric.low)} – ${number(metric.high)}`, number(metric.rows), besideBaseline(metric.value, baseline[name])]);
   const confidence = Object.values(metrics)[0]?.confidence;
-  const made = tile(t("model.metrics"), table([t("model.metric"), t("model.value"), t("model.interval", { confidence: percent(confidence, 0) }), t("model.rows")], rows));
-  made.classList.add("double"); // four columns, of which none is to be cut
+  const made = tile(t("model.metrics"), table([t("model.metric"), t("model.value"), t("model.interval", { confidence: percent(confidence, 0) }), t("model.rows"), t("model.baseline")], rows));
+  made.append(html("p", { class: "soft" }, t(labels.length ? "model.baseline_class" : "model.baseline_value")));
+  made.classList.add("double"); // five columns, of which none is to be cut
   return made;
+}
+
+/** The value of the trivial predictor, and the metric less it. */
+function besideBaseline(value, baseline) {
+  if (baseline === undefined) return "–";
+  const difference = value - baseline;
+  return `${number(baseline)} (${difference < 0 ? "−" : "+"}${number(Math.abs(difference))})`;
 }
 
 function executionTile({ execution, canary, rebuild }) {
@@ -77,7 +99,7 @@ function certificateTile({ certificate }) {
   const numOf = (isWanted) => certificate.hops.filter(({ status }) => isWanted(status)).length;
   const agree = numOf((status) => status === "agrees");
   const run = numOf((status) => status !== "not_executed");
-  return wide(t("model.certificate"), html("p", {}, t("model.agree", { agree, run })), table(heads, rows));
+  return wide(t("model.certificate"), html("p", {}, t("model.agree", { agree, run })), html("p", {}, t(`model.gates.${certificate.gates}`)), table(heads, rows));
 }
 
 function lineageTile({ lineage, bundle_digest: digest, versions }) {

@@ -6,6 +6,7 @@ types, and forms with anything but files named `image`. Text in that field is ne
 
 import functools
 import io
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from serving.http.responses import ClientGoneError, Refusal
 from serving.http.routes import Request
 from serving.requests.payload import Payload
 from slipway.inputs.multipart import FIELD
+from slipway.system.malloc import LARGEST_BLOCK_OF_A_SERVICE
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -31,31 +33,71 @@ ACCEPTED = (
 ACCEPTED_ROWS = 'send one row as a JSON object, or {"rows": [...]}, with content type application/json; GET /model lists the columns'
 
 
-async def read_payload(request: Request, max_bytes: int, max_items: int, kind: Literal["images", "columns"]) -> Payload:
-    """What a model with this kind of input is asked about: one row or several, or 1 to `max_items` encoded images.
+async def receive_payload(
+    request: Request, max_bytes: int, max_items: int, kind: Literal["images", "columns"], require_room: Callable[[], None]
+) -> Callable[[], Payload]:
+    """A function that parses the body, which has arrived, to what a model with this kind of input is asked about.
 
-    Refusal if the request holds something else, ClientGoneError if the caller hung up.
+    That is one row or several, or 1 to `max_items` encoded images. Refusal if the request holds something else, or from `require_room`,
+    which is called before a body is waited for; ClientGoneError if the caller hung up. The function may be called once.
     """
     if kind == "columns":
-        return Payload(kind, (await read_json(request, max_bytes),))
+        text = await read_json(request, max_bytes, require_room=require_room)
+        return lambda: Payload(kind, (text,))
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
         whole = whole_body(request, max_bytes)
-        return Payload(kind, (await read_body(request, max_bytes) if whole is None else whole,))
+        image = await read_body(request, max_bytes, require_room) if whole is None else whole
+        return lambda: Payload(kind, (image,))
     if media_type == b"multipart/form-data":
-        return Payload(kind, await _read_form(request, options.get(b"boundary"), max_bytes, max_items))
+        boundary, blocks = options.get(b"boundary"), _Blocks()
+        if not boundary:
+            raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
+        await _receive(request, max_bytes, blocks.write, require_room)
+        return lambda: Payload(kind, _images_in(blocks, boundary, max_items))
     raise _unsupported(media_type, "this model takes images, not JSON: " if media_type == JSON else "", ACCEPTED)
 
 
-async def _read_form(request: Request, boundary: bytes | None, max_bytes: int, max_items: int) -> tuple[bytes, ...]:
-    if not boundary:
-        raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
+def _nothing() -> None:
+    """Let every request in."""
+
+
+class _Blocks:
+    """The pieces of a body in blocks that have memory of their own, which the system gets back once a block is parsed."""
+
+    def __init__(self) -> None:
+        self._blocks = deque[bytearray]()
+        self._room = 0  # bytes of the last block that are free
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece of the body."""
+        rest = memoryview(piece)
+        while rest:
+            if not self._room:
+                self._room = LARGEST_BLOCK_OF_A_SERVICE
+                self._blocks.append(bytearray(self._room))
+            now, rest = rest[: self._room], rest[self._room :]
+            begin = LARGEST_BLOCK_OF_A_SERVICE - self._room
+            self._blocks[-1][begin : begin + len(now)] = now
+            self._room -= len(now)
+
+    def __iter__(self) -> Iterator[bytearray]:
+        """Each block in turn, which is not held any longer."""
+        if self._blocks and self._room:
+            del self._blocks[-1][-self._room :]
+        while self._blocks:
+            yield self._blocks.popleft()
+
+
+def _images_in(blocks: _Blocks, boundary: bytes, max_items: int) -> tuple[bytes, ...]:
+    """The images of a form, which is in memory once: its blocks are let go one by one."""
     with closing(FormReader(boundary, max_items)) as form:
-        await _feed(request, max_bytes, form.write)
+        for block in blocks:
+            form.write(block)
         return form.images()
 
 
-async def read_json(request: Request, max_bytes: int, accepted: str = ACCEPTED_ROWS) -> bytes:
+async def read_json(request: Request, max_bytes: int, accepted: str = ACCEPTED_ROWS, require_room: Callable[[], None] = _nothing) -> bytes:
     """The JSON text of a request, in UTF-8 if it is text at all; Refusal with what is `accepted` if it is declared to be something else."""
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     is_image = media_type.startswith(b"image/") or media_type in (b"multipart/form-data", b"application/octet-stream")
@@ -65,7 +107,7 @@ async def read_json(request: Request, max_bytes: int, accepted: str = ACCEPTED_R
     charset = options.get(b"charset", b"utf-8")
     if charset.lower() != b"utf-8":
         raise Refusal("unsupported_media_type", f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8", field="content-type")
-    return await read_body(request, max_bytes)
+    return await read_body(request, max_bytes, require_room)
 
 
 @functools.lru_cache(256)  # a caller sends the same one again and again, or a new boundary each time
@@ -79,25 +121,23 @@ def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
     return Refusal("unsupported_media_type", f"content type {found} was found; {hint}{accepted}", field="content-type")
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int, require_room: Callable[[], None] = _nothing) -> bytes:
     """The whole body, if it has at most `max_bytes`; refused before a byte is read where its length or its compression is declared."""
     whole = whole_body(request, max_bytes)
     if whole is not None:
         return whole
-    body, is_more = io.BytesIO(), True  # gives its bytes away without copying them
-    while is_more:
-        message = await request.receive()
-        body.write(_piece(message, max_bytes, body.tell()))
-        is_more = message.get("more_body", False)
+    body = io.BytesIO()  # gives its bytes away without copying them
+    await _receive(request, max_bytes, body.write, require_room)
     return body.getvalue()
 
 
-async def _feed(request: Request, max_bytes: int, take: Callable[[bytes], object]) -> None:
+async def _receive(request: Request, max_bytes: int, take: Callable[[bytes], object], require_room: Callable[[], None]) -> None:
     """Have `take` called with each piece of the body as it arrives, as long as they are `max_bytes` in all."""
     whole = whole_body(request, max_bytes)
     if whole is not None:
         take(whole)
         return
+    require_room()
     num_bytes, is_more = 0, True
     while is_more:
         message = await request.receive()
@@ -164,9 +204,9 @@ class _Part:
 
 
 class FormReader:
-    """Reads a multipart form of at most `max_parts` files as it arrives, so that it is in memory once.
+    """Reads a multipart form of at most `max_parts` files, piece by piece.
 
-    What is wrong at its beginning is refused there. The other methods are the parser's callbacks.
+    What is wrong at its beginning is refused there, and the rest is not looked into. The other methods are the parser's callbacks.
     """
 
     def __init__(self, boundary: bytes, max_parts: int) -> None:
@@ -187,10 +227,10 @@ class FormReader:
         with _refusing():
             self._parser = MultipartParser(boundary, callbacks)
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: bytes | bytearray) -> None:
         """Take the next bytes; Refusal if they cannot be of such a form."""
         with _refusing():
-            self._parser.write(piece)
+            self._parser.write(piece)  # type: ignore[arg-type]  # it searches and slices, which both types can
 
     def images(self) -> tuple[bytes, ...]:
         """The files `image` in their order; Refusal unless there is at least one, and nothing else, and the form is whole."""

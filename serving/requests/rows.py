@@ -64,7 +64,7 @@ class RowDecoder:
         raise _refusal(faults, is_list)
 
     def _require_few_values(self, payload: bytes) -> None:
-        width = len(self._contract.columns)
+        width = len(self._contract.accepted)
         if may_exceed(payload, (self._max_rows + 1) * (width + 4) + _SPARE_VALUES):
             message = f"the body has more values than {self._max_rows} rows of {width} columns can have; {self._hint}"
             raise Refusal("too_many_rows", message)
@@ -94,18 +94,17 @@ class RowDecoder:
 
 def cell_faults(row: Mapping[str, Any], contract: ColumnContract) -> Iterator[CellError]:
     """Everything that is wrong with a row: unknown columns first, then cell by cell in the contract's order."""
-    known = {column.name for column in contract.columns}
     for name in row:
-        if name not in known:
+        if name not in contract.accepted:
             try:
                 read_row({name: None}, contract)
             except CellError as error:
-                yield error
+                yield error.with_traceback(None)  # whose frames lead back to the list of faults
     for column in contract.columns:
         try:
             read_cell(row.get(column.name), column)
         except CellError as error:
-            yield error
+            yield error.with_traceback(None)
 
 
 def _too_large(rows: list[dict[str, Cell]], contract: ColumnContract) -> Iterator[tuple[int, CellError]]:
@@ -113,7 +112,7 @@ def _too_large(rows: list[dict[str, Cell]], contract: ColumnContract) -> Iterato
         try:
             encode_rows([row], contract)
         except CellError as error:
-            yield position, error
+            yield position, error.with_traceback(None)
 
 
 def _refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:

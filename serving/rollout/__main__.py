@@ -15,11 +15,13 @@ from serving.rollout.state import Allowed, Plan, Rollout, RolloutError, name_of,
 from serving.rollout.status import describe
 from serving.settings import PREFIX, Settings, read_settings
 from slipway.config.command import run_command
+from slipway.system.broken_pipe import quiet_when_unread
 
 _NICENESS = 10
 _PROPOSING = ("deploy", "shadow", "canary")
 
 
+@quiet_when_unread()
 def main(arguments: list[str]) -> None:
     """Run one command. What is refused is one line on stderr and exit code 1."""
     options = _parser().parse_args(arguments)
@@ -43,8 +45,10 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
             allowed=_allowed(options),
             plan=plan,
         )
+    elif options.command == "rollback":
+        proposed = commands.rollback(settings, options.version)
     else:
-        proposed = {"promote": commands.promote, "rollback": commands.rollback, "reset": commands.reset}[options.command](settings)
+        proposed = {"promote": commands.promote, "abort": commands.abort, "reset": commands.reset}[options.command](settings)
     _finish(settings, proposed, options.wait)
 
 
@@ -125,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     canary.add_argument("--hold-requests", type=int, metavar="REQUESTS", help="of the candidate that a step takes at least, default: 300")
     canary.add_argument("--slow-ms", type=float, metavar="MS", help="default: twice the stable model's 95th percentile")
     shown.add_parser("promote", help="make the candidate the stable model now")
-    shown.add_parser("rollback", help="end the candidate, or return to the model before")
+    shown.add_parser("abort", help="end the candidate; the stable model serves on")
+    rollback = shown.add_parser("rollback", help="end the candidate, or return to the model before")
+    rollback.add_argument("version", nargs="?", help="that is to be left; refused if it is not served any more")
     shown.add_parser("reset", help="return to SLIPWAY_BUNDLE")
     shown.add_parser("status", help="as JSON")
     return parser

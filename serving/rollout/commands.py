@@ -1,4 +1,6 @@
-"""What operators do with models: deploy, shadow, canary, promote, rollback, reset; `python -m serving.rollout` and `POST /rollout`.
+"""Commands of operators: deploy, shadow, canary, promote, abort, rollback, reset.
+
+`python -m serving.rollout` and `POST /rollout` carry them out.
 
 They work on SLIPWAY_STATE alone, without a network: they check and copy a model, and write down what is wanted; workers follow.
 Where none runs, `deploy` and the ways back take effect at the next start.
@@ -9,11 +11,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from serving.models.model import read_certified
 from serving.rollout.comparing import require_successor
 from serving.rollout.deciding import decide
 from serving.rollout.rehearsal import rehearse
 from serving.rollout.reports import Report, read_reports
-from serving.rollout.state import Allowed, Candidate, Mode, Model, Plan, Rollout, RolloutError, change_rollout, name_of, read_rollout
+from serving.rollout.state import Allowed, Candidate, Event, Mode, Model, Plan, Rollout, RolloutError, change_rollout, name_of, read_rollout
+from serving.rollout.status import iso
 from serving.rollout.store import add_model, commanding, is_tried, note_tried, prune_models, settings_of
 from serving.settings import Settings
 from slipway.artifacts.bundle import MANIFEST, load_bundle
@@ -21,6 +25,7 @@ from slipway.artifacts.engine_manifest import PASSPORT
 from slipway.system.errors import SlipwayError
 
 _POLL_S = 0.1
+CALM_S = 600.0  # after a candidate went, `rollback` has to name the version that is to be left
 
 
 def propose(
@@ -46,7 +51,7 @@ def propose(
         if mode != "deploy" and not alive:
             raise RolloutError(f"no worker follows {settings.state}, so nothing can be compared. Start the service, or deploy the bundle.")
         try:
-            model = _checked(settings, bundle, certificate, engine)
+            model = _checked(settings, mode, bundle, certificate, engine)
             if not alive:
                 _require_successor(settings, model, allowed)
         except SlipwayError as error:
@@ -59,25 +64,58 @@ def propose(
 
 
 def promote(settings: Settings) -> Rollout:
-    """Make the candidate the stable model now. A canary is warm in every worker; a shadow is loaded once more, as it has to run alone."""
+    """Make the candidate the stable model now. A canary is warm in every worker; a shadow is loaded once more, as it has to run alone.
+
+    GateMissedError for a shadow that did not pass its quality gates.
+    """
     with commanding(settings.state):
         candidate = _require_candidate(read_rollout(settings.state))
         if candidate.phase == "preparing":
             raise RolloutError(f"{candidate.name} is still being loaded by the workers. Wait until `status` says that it is running.")
         if candidate.mode == "shadow":
+            copy = settings_of(settings, candidate.model)
+            read_certified(copy.bundle, copy.certificate, accept_draft=False)  # a shadow may have missed its gates
             return change_rollout(settings.state, _deployed)
         return change_rollout(settings.state, lambda rollout: _same(rollout, candidate).ended("promoted", "by command"))
 
 
-def rollback(settings: Settings) -> Rollout:
-    """End the candidate; where there is none, return to the model that was stable before."""
+def abort(settings: Settings) -> Rollout:
+    """End the candidate, whatever its mode. The stable model serves on; RolloutError if there is no candidate."""
     with commanding(settings.state):
         rollout = read_rollout(settings.state)
-        if rollout.candidate:
-            candidate = rollout.candidate
-            return change_rollout(settings.state, lambda now: _same(now, candidate).ended("rolled_back", "by command"))
+        if rollout.candidate is None:
+            stable = " ".join(_stable_names(settings, rollout))
+            raise RolloutError(f"there is no candidate to end; {stable} is served.{_last(rollout)} Nothing was changed.")
+        return _end(settings, rollout.candidate)
+
+
+def rollback(settings: Settings, version: str | None = None, clock: Callable[[], float] = time.time) -> Rollout:
+    """Leave the model of that version: end it if it is the candidate, return to the model before if it is stable.
+
+    RolloutError if it is neither: it went meanwhile, by itself or by another operator, and what serves now is another model. Without
+    a version the candidate is left, else the stable model, but not within CALM_S after a candidate went: probably that one is meant.
+    """
+    with commanding(settings.state):
+        rollout = read_rollout(settings.state)
+        candidate, names = rollout.candidate, _stable_names(settings, rollout)
+        stable = " ".join(names)
+        if candidate and version in (None, candidate.name):
+            return _end(settings, candidate)
+        if candidate:
+            raise RolloutError(
+                f"{version} is not the candidate, which is {candidate.name} ({candidate.mode}, {candidate.phase}); "
+                f"{stable} is the stable model. End the candidate first (`abort`). Nothing was changed."
+            )
+        if version is not None and version not in names:
+            raise RolloutError(f"{version} is not served; {stable} is.{_last(rollout, version)} Nothing was changed.")
         if not rollout.history:
             raise RolloutError("nothing was served before that could be returned to. Deploy a bundle, or `reset` to SLIPWAY_BUNDLE.")
+        gone = _gone_lately(rollout, clock()) if version is None else None
+        if gone:
+            raise RolloutError(
+                f"{_told(gone)} {stable} is served, and would be replaced by {name_of(rollout.history[-1])}. Nothing was changed. "
+                f"If {stable} is to be left, name it: rollback {stable}"
+            )
         before = rollout.history[-1]
         return _put(settings, lambda now: _candidate(now, "deploy", before, replaces=now.stable, returns=True), _alive(settings.state))
 
@@ -104,12 +142,13 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
         time.sleep(_POLL_S)
 
 
-def _checked(settings: Settings, bundle: Path, certificate: Path | None, engine: Path | None) -> Model:
+def _checked(settings: Settings, mode: Mode, bundle: Path, certificate: Path | None, engine: Path | None) -> Model:
     if not (bundle / MANIFEST).is_file():
         raise RolloutError(f"{bundle.absolute()}, which was named, is not a bundle: it has no {MANIFEST}. Name the folder that has it.")
     certificate = certificate or bundle.parent / "certificate.json"
     beside = bundle.parent / "engine"
-    model = add_model(settings.state, bundle, certificate, engine or (beside if (beside / PASSPORT).exists() else None))
+    engine = engine or (beside if (beside / PASSPORT).exists() else None)
+    model = add_model(settings.state, bundle, certificate, engine, is_shadow=mode == "shadow")
     if not is_tried(settings.state, model):
         rehearse(settings_of(settings, model))
         note_tried(settings.state, model)
@@ -167,6 +206,37 @@ def _put(settings: Settings, make: Callable[[Rollout], Candidate], alive: list[R
     return rollout
 
 
+def _end(settings: Settings, candidate: Candidate) -> Rollout:
+    return change_rollout(settings.state, lambda now: _same(now, candidate).ended("rolled_back", "by command"))
+
+
+def _stable_names(settings: Settings, rollout: Rollout) -> list[str]:
+    """The names of the stable model: its version; SLIPWAY_BUNDLE and the version that workers serve of it."""
+    if rollout.stable:
+        return [rollout.stable.version]
+    return [name_of(None), *sorted({report.serving for report in _alive(settings.state) if report.serving})]
+
+
+def _gone_lately(rollout: Rollout, now: float) -> Event | None:
+    """The event of the last model that was rolled back or refused, if that was less than CALM_S ago.
+
+    A refused one counts, because the model that it left in its place is healthy all the same.
+    """
+    gone = (event for event in reversed(rollout.events) if event.what in ("rolled_back", "refused"))
+    return next((event for event in gone if now - event.time < CALM_S), None)
+
+
+def _last(rollout: Rollout, version: str | None = None) -> str:
+    """A sentence on the last event, of any model or of that version, with a space before; empty if there is none."""
+    events = (event for event in reversed(rollout.events) if version in (None, event.model))
+    last = next(events, None)
+    return f" {_told(last)}" if last else ""
+
+
+def _told(event: Event) -> str:
+    return f"{event.model} {event.what.replace('_', ' ')} at {iso(event.time)}: {event.reason.rstrip('.')}."
+
+
 def _same(rollout: Rollout, candidate: Candidate) -> Rollout:
     if rollout.candidate is None or rollout.candidate.id != candidate.id:
         raise RolloutError(f"{candidate.name} is no candidate any more: {rollout.events[-1].reason}.")
@@ -176,7 +246,7 @@ def _same(rollout: Rollout, candidate: Candidate) -> Rollout:
 def _require_idle(rollout: Rollout) -> None:
     if rollout.candidate:
         candidate = rollout.candidate
-        raise RolloutError(f"{candidate.name} is on its way ({candidate.mode}, {candidate.phase}). `promote` it or `rollback` first.")
+        raise RolloutError(f"{candidate.name} is on its way ({candidate.mode}, {candidate.phase}). `promote` or `abort` it first.")
 
 
 def _require_candidate(rollout: Rollout) -> Candidate:

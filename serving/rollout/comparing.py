@@ -1,7 +1,8 @@
 """Whether a candidate may take the place of the model that is served: what callers send and get, and how good it is by its own metrics.
 
 Callers of the stable model must go on as they are: an image contract is the same, and of a table every column, category and bound that was
-taken is still taken and nothing new is required. How columns are standardised is the model's own affair.
+taken is still taken, what was ignored is still ignored, and nothing new is required.
+How columns are standardised is the model's own affair.
 """
 
 from serving.rollout.state import Allowed, RolloutError
@@ -43,7 +44,9 @@ def _input_problems(candidate: Bundle, stable: Bundle) -> list[str]:
             f"its input has another {name}: {getattr(candidate.input, name)!r}, expected {getattr(stable.input, name)!r}" for name in fields
         ]
     new, old = ({column.name: column for column in contract.columns} for contract in (candidate.input, stable.input))
-    problems = [f"it has no column {name!r}" for name in old if name not in new]
+    problems = [f"it has no column {name!r}" for name in old if name not in candidate.input.accepted]
+    ignored = [name for name in stable.input.ignored if name not in candidate.input.ignored]
+    problems += [f"it {'reads' if name in new else 'refuses'} the column {name!r}, which is ignored so far" for name in ignored]
     problems += [f"it requires a new column {name!r}" for name in new if name not in old and _is_required(new[name])]
     return problems + [problem for name in old if name in new for problem in _column_problems(new[name], old[name])]
 

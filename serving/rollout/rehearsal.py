@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.models.model import load_model
+from serving.models.model import load_model, read_certified
 from serving.rollout.state import RolloutError
 from serving.settings import ROOT, Settings, read_settings
 from slipway.system.errors import SlipwayError
@@ -38,7 +38,9 @@ def main(arguments: list[str]) -> int:
     os.nice(_NICENESS)
     bundle, certificate, engine = map(Path, arguments)
     try:
-        load_model(read_settings().model_copy(update={"bundle": bundle, "certificate": certificate, "engine": engine}))
+        settings = read_settings().model_copy(update={"bundle": bundle, "certificate": certificate, "engine": engine})
+        # `add_model` has judged the quality gates, by what the model is to do.
+        load_model(settings, read_certified(bundle, certificate, accept_draft=False, accept_missed_gates=True))
     except SlipwayError as error:
         print(error, file=sys.stderr)
         return 1

@@ -26,7 +26,7 @@ def describe(rollout: Rollout, reports: Sequence[Report]) -> dict[str, Any]:
             if report.is_alive
         ],
         "events": [
-            {"time": _iso(event.time), "what": event.what, "model": event.model, "reason": event.reason}
+            {"time": iso(event.time), "what": event.what, "model": event.model, "reason": event.reason}
             for event in rollout.events[-_SHOWN_EVENTS:]
         ],
     }
@@ -44,7 +44,7 @@ def _candidate(candidate: Candidate, its: Sequence[Report]) -> dict[str, Any]:
         "hold_seconds": candidate.plan.hold_s,
         "hold_requests": candidate.plan.hold_requests,
         "slow_seconds": candidate.slow_s,
-        "since": _iso(candidate.since),
+        "since": iso(candidate.since),
         "requests": {"candidate": counts.requests[0], "stable": counts.requests[1]},
         "shadowed": counts.shadowed | {"agreement": _agreement(counts)},
         "alpha": ALPHA,
@@ -63,5 +63,6 @@ def _agreement(counts: Counts) -> float | None:
     return counts.shadowed["agrees"] / answered if answered else None
 
 
-def _iso(moment: float) -> str:
+def iso(moment: float) -> str:
+    """A moment in seconds since 1970 as text, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

@@ -25,12 +25,14 @@ _PRUNING_S = 1.0  # longer than it takes
 _threads = threading.Lock()  # the lock of files keeps out other processes only
 
 
-def add_model(state: Path, bundle: Path, certificate: Path, engine: Path | None) -> Model:
-    """Copy a certified bundle, and its engine; BundleError or CertificateError if they do not go together, to the last bit.
+def add_model(state: Path, bundle: Path, certificate: Path, engine: Path | None, *, is_shadow: bool = False) -> Model:
+    """Copy a certified bundle, and its engine.
 
-    A copy that is there already is kept.
+    BundleError or CertificateError if they do not go together, to the last bit; GateMissedError if
+    the model did not pass its quality gates and is to do more than to shadow. A copy that is there
+    already is kept.
     """
-    loaded, read = read_certified(bundle, certificate, accept_draft=False)
+    loaded, read = read_certified(bundle, certificate, accept_draft=False, accept_missed_gates=is_shadow)
     model = Model(folder=f"{loaded.version}-{files.sha256_file(certificate)[:8]}", version=loaded.version, digest=loaded.digest)
     place = state / "models" / model.folder
     if place.exists():
@@ -42,7 +44,13 @@ def add_model(state: Path, bundle: Path, certificate: Path, engine: Path | None)
         shutil.copyfile(certificate, folder / CERTIFICATE)
         if read.engine_digest is not None and engine is not None and (engine / PASSPORT).exists():
             shutil.copytree(engine, folder / ENGINE)
-        copied, _ = read_certified(folder / BUNDLE, folder / CERTIFICATE, accept_draft=False)  # it may have changed under our hands
+        # It may have changed under our hands.
+        copied, _ = read_certified(
+            folder / BUNDLE,
+            folder / CERTIFICATE,
+            accept_draft=False,
+            accept_missed_gates=is_shadow,
+        )
         if copied.digest != loaded.digest:
             raise BundleError(f"{bundle / MANIFEST} changed while it was copied. Try again when nothing writes there.")
     return model

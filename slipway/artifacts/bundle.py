@@ -23,7 +23,7 @@ from slipway.system import files
 from slipway.system.contract import Contract, Task
 from slipway.system.errors import BundleError
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST = "bundle.json"
 CARD = "MODEL_CARD.md"
 DRIFT = "drift.json"
@@ -43,6 +43,16 @@ class OutputContract(Contract):
     labels: list[str]  # in the order of the columns; empty for a value
 
 
+class Metric(Contract):
+    """A measured number, its interval and the number of rows behind it."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+    rows: int
+
+
 class ModelFile(Contract):
     """One exported graph."""
 
@@ -52,16 +62,7 @@ class ModelFile(Contract):
     precision: Precision
     meant_for: list[Target]  # where this variant is worth running
     calibration: Calibration | None  # of a pruned network, or with the thresholds of an int8 graph's own answers; null: the bundle's
-
-
-class Metric(Contract):
-    """A measured number, its interval and the number of rows behind it."""
-
-    value: float
-    low: float
-    high: float
-    confidence: float
-    rows: int
+    coverage: Metric | None = None  # as in Bundle, with the calibration here
 
 
 class Ratio(Contract):
@@ -127,7 +128,7 @@ class Lineage(Contract):
 class Bundle(Contract):
     """The content of `bundle.json`."""
 
-    format_version: Literal[4]
+    format_version: Literal[5]
     task: Task
     input: InputContract
     input_name: str  # "image" or "row"
@@ -139,7 +140,10 @@ class Bundle(Contract):
     choice: dict[Provider, Choice]  # what `auto` serves, for each provider that was there at export
     canary: Canary | None  # null where export.canary_rows is 0
     calibration: Calibration  # how an answer becomes a prediction set or an interval, and which score is an outlier's
+    # Share of the test rows whose set or interval held the truth. Null: there is no interval; absent from older bundles.
+    coverage: Metric | None = None
     metrics: dict[str, Metric]  # on the test split, of the trained network
+    baseline: dict[str, float]  # by metric, of the trivial predictor on the same rows
     card_sha256: str | None  # hex, of MODEL_CARD.md; null where there is none
     drift_sha256: str | None  # hex, of drift.json; null where there is none
     lineage: Lineage
@@ -149,6 +153,11 @@ class Bundle(Contract):
         """What the answers of `variant` are worth, an engine's of it included; the bundle's where it answers as the trained network."""
         model = self.models.get(variant)
         return (model and model.calibration) or self.calibration
+
+    def coverage_of(self, variant: str) -> Metric | None:
+        """The coverage that was measured with `calibration_of(variant)`; None where it was not."""
+        model = self.models.get(variant)
+        return model.coverage if model and model.calibration else self.coverage
 
     @model_validator(mode="after")
     def _choices_are_there(self) -> Self:
@@ -227,7 +236,13 @@ def write_manifest(root: Path, manifest: Bundle) -> None:
     files.write_json(root / MANIFEST, manifest.model_dump(mode="json"))
 
 
-def describe_model(path: Path, precision: Precision, meant_for: list[Target], calibration: Calibration | None = None) -> ModelFile:
+def describe_model(
+    path: Path,
+    precision: Precision,
+    meant_for: list[Target],
+    calibration: Calibration | None = None,
+    coverage: Metric | None = None,
+) -> ModelFile:
     """The manifest's entry for an exported graph."""
     return ModelFile(
         file=path.name,
@@ -236,6 +251,7 @@ def describe_model(path: Path, precision: Precision, meant_for: list[Target], ca
         precision=precision,
         meant_for=meant_for,
         calibration=calibration,
+        coverage=coverage,
     )
 
 

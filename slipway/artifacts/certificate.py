@@ -8,17 +8,19 @@ itself: refused when a single bit changed. That finds damage and edits, not an a
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from slipway.artifacts.bundle import LoadedBundle, Metric
+from slipway.artifacts.gates import GateResult, Verdict, not_passed, require_verdict
 from slipway.system import files
 from slipway.system.contract import Contract
-from slipway.system.errors import CertificateError
+from slipway.system.errors import CertificateError, GateMissedError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")  # hops without which nothing is certified
+_MOST_GATES_SHOWN = 3  # in one message; the certificate has all
 
 
 class Execution(Contract):
@@ -52,8 +54,8 @@ class Hop(Contract):
     """One way of running the model over the test rows, compared with the trained network."""
 
     name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http"
-    status: Literal["agrees", "differs", "not_executed"]
-    reason: str  # why it differs or was not executed; empty when it agrees
+    status: Literal["agrees", "differs", "uncertified", "not_executed"]  # uncertified: not to be served, and nothing serves it here
+    reason: str  # of that status; where it agrees it is empty, or says what too few rows cannot tell from chance
     requested: Execution
     actual: Execution | None  # null when not executed
     reference: str | None  # the hop it is compared with; null for the first
@@ -76,8 +78,10 @@ class Hop(Contract):
 class Certificate(Contract):
     """All hops, the files they speak of and the machine they ran on."""
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
+    gates: Verdict  # anything but passed and none keeps the model from release
+    gate_results: list[GateResult]
     metric: str  # what `Hop.metric` is: "accuracy" or "rmse"
     bundle_digest: str  # hex SHA-256 of bundle.json
     engine_digest: str | None  # hex SHA-256 of the engine's passport.json; null where there was no engine
@@ -86,6 +90,11 @@ class Certificate(Contract):
     hardware: dict[str, str]
     versions: dict[str, str]
 
+    @model_validator(mode="after")
+    def _gates_fit(self) -> Self:
+        require_verdict(self.gates, self.gate_results)
+        return self
+
 
 def first_fault(hops: Sequence[Hop]) -> Hop | None:
     """The first hop that forbids a certificate: one that differs, or a required one that was not executed."""
@@ -93,6 +102,23 @@ def first_fault(hops: Sequence[Hop]) -> Hop | None:
         if hop.status == "differs" or (hop.status == "not_executed" and hop.name in REQUIRED):
             return hop
     return None
+
+
+def why_uncertified(certificate: Certificate, execution: Execution) -> str | None:
+    """Why `execution` must not be served although it was never executed, or None.
+
+    An `uncertified` hop forbids its variant everywhere, except where `verify` saw it agree.
+    """
+    served = execution.backend, execution.provider, execution.variant
+    of_variant = [hop for hop in certificate.hops if hop.requested.variant == execution.variant]
+    for hop in of_variant:
+        ran = hop.actual and (hop.actual.backend, hop.actual.provider, hop.actual.variant)
+        if hop.status == "agrees" and ran == served:
+            return None
+    lost = next((hop for hop in of_variant if hop.status == "uncertified"), None)
+    if lost is None:
+        return None
+    return f"the certificate says that {lost.name} is uncertified: {lost.reason}. Run `dvc repro --force verify` on such a machine."
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:
@@ -123,21 +149,47 @@ def read_certificate(path: Path) -> Certificate:
         raise CertificateError(f"{path} is not a valid certificate: {error}. Run `dvc repro verify`.") from error
 
 
-def check_certificate(certificate: Certificate, bundle: LoadedBundle, *, accept_draft: bool) -> None:
-    """CertificateError unless the certificate speaks of this very bundle and says that every executed hop agrees.
+def check_certificate(
+    certificate: Certificate,
+    bundle: LoadedBundle,
+    *,
+    accept_draft: bool,
+    accept_missed_gates: bool = False,
+) -> None:
+    """CertificateError unless the certificate is of this very bundle and every executed hop agrees.
 
-    `accept_draft` is for the verify stage alone, whose HTTP hop needs a service before it can certify one.
+    GateMissedError unless its quality gates allow a release. `accept_missed_gates` is for what is
+    no release: shadowing and replaying. `accept_draft` is for the verify stage only, whose HTTP hop
+    needs a service before it can certify one; the gates of a draft are not asked.
     """
     if certificate.bundle_digest != bundle.digest:
         raise CertificateError(
             f"the certificate is for bundle {certificate.bundle_digest[:12]}, this one is {bundle.version}. Run `dvc repro verify`."
         )
-    if certificate.status == "certified" or (certificate.status == "draft" and accept_draft):
+    if certificate.status == "draft" and accept_draft:
+        return
+    if certificate.status == "certified":
+        if not accept_missed_gates:
+            _require_gates(certificate, bundle.version)
         return
     differing = ", ".join(hop.name for hop in certificate.hops if hop.status == "differs")
     detail = f"hops that differ: {differing}" if differing else "its HTTP hop has not run"
     raise CertificateError(
         f"the certificate of bundle {bundle.version} is {certificate.status!r}, expected 'certified' ({detail}). Run `dvc repro verify`."
+    )
+
+
+def _require_gates(certificate: Certificate, version: str) -> None:
+    failed = not_passed(certificate.gate_results)
+    if not failed:
+        return
+    shown = "; ".join(result.text for result in failed[:_MOST_GATES_SHOWN])
+    hidden = len(failed) - _MOST_GATES_SHOWN
+    more = f"; and {hidden} more" if hidden > 0 else ""
+    raise GateMissedError(
+        f"model {version} did not pass its quality gates ({certificate.gates}): {shown}{more}. "
+        "It may be shadowed, replayed and compared, but not served, canaried, released or packed. "
+        "Train a better model, or change the gate in params.yaml, then run `dvc repro`."
     )
 
 

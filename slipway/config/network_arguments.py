@@ -45,10 +45,13 @@ STARTS = {  # a whole line to begin with
 
 
 def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:
-    """Everything that is wrong with the arguments, a line each, and a set that is right; "" if nothing is, or the network is not ours."""
+    """Everything that is wrong with the arguments, a line each, and a set that is right.
+
+    "" if nothing is, or if the network is timm's, which checks them itself. A network of another name is a mistake.
+    """
     kind = _KINDS.get(network)
     if kind is None:
-        return ""
+        return "" if network.startswith("timm/") else _unknown_network(network)
     try:
         kind.model_validate(dict(arguments))
     except ValidationError as error:
@@ -56,6 +59,13 @@ def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:
         lines = [f"network_arguments of {network}:", *(f"    {_describe(detail, known)}" for detail in error.errors(include_url=False))]
         return "\n".join([*lines, f"    To begin with: network_arguments: {STARTS[network]}"])
     return ""
+
+
+def _unknown_network(network: str) -> str:
+    close = difflib.get_close_matches(network, _KINDS, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ", for example 'timm/resnet18'."
+    expected = ", ".join(map(repr, _KINDS))
+    return f"network is {network!r}, expected {expected} or 'timm/NAME'{hint}"
 
 
 def _describe(detail: Any, known: list[str]) -> str:

@@ -5,11 +5,12 @@ and writes it, as YAML 1.2: `off` and `yes` are text, 1e-3 is a number.
 Every mistake is named at once, an unknown key with the key it was probably meant to be.
 """
 
+import contextlib
 import difflib
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -54,41 +55,85 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        problems = []
-        if self.compile.variant not in self.export.variants:
-            problems.append(f"compile.variant is {self.compile.variant!r}, but export.variants is {self.export.variants}")
-        if self.compile.optimal_batch_size > self.export.max_batch_size:
-            problems.append(
-                f"compile.optimal_batch_size is {self.compile.optimal_batch_size}, above export.max_batch_size {self.export.max_batch_size}"
-            )
-        missing = [variant for variant in self.export.variants if variant != "fp32" and variant not in self.verify.max_metric_loss]
-        if missing:
-            problems.append(f"verify.max_metric_loss has no budget for {missing}, which export.variants asks for")
-        if self.augment.crop_padding_px >= self.precompute.image_size_px:
-            problems.append(
-                f"augment.crop_padding_px is {self.augment.crop_padding_px}, expected less than "
-                f"precompute.image_size_px {self.precompute.image_size_px}"
-            )
-        if is_table(self.data.task) != (self.train.network == "tabm"):
-            table = f"'tabm', with network_arguments: {STARTS['tabm']}"
-            expected = table if is_table(self.data.task) else "'small_resnet' or 'timm/NAME'"
-            problems.append(f"train.network is {self.train.network!r}, but data.task is {self.data.task!r}, which takes {expected}")
-        if self.split.time_cuts is not None and self.data.time_column is None:
-            problems.append("split.time_cuts is set, but data.time_column is null")
-        if self.split.folds and (self.data.time_column or self.data.split_column):
-            problems.append(f"split.folds is {self.split.folds}, but data.time_column or data.split_column already says which rows are val")
-        if self.audit.folds and self.train.warmup_epochs >= self.audit.epochs:
-            problems.append(f"train.warmup_epochs is {self.train.warmup_epochs}, expected less than audit.epochs {self.audit.epochs}")
-        problems += _pruned_in_vain(self)
-        problems += _asked_for_in_vain(self)
-        problems += _loss_of_another_task(self.train, self.data.task)
-        problems += _budgets_without_end(self)
-        for key, gates in (("gates", self.evaluate.gates), ("slice_gates", self.evaluate.slice_gates)):
-            problems += [_describe_gate(key, name, self.data.task) for name in gates if name not in metric_names(self.data.task)]
-            problems += [_out_of_reach(key, name, gate) for name, gate in gates.items() if _is_out_of_reach(name, gate)]
-        if problems:
+        if problems := misfits(self):
             raise ValueError("; ".join(problems))
         return self
+
+
+def misfits(params: Params) -> list[str]:
+    """Every mistake that only two sections together show.
+
+    `params` may lack sections (`sound_part`): rules that need one of those are left out.
+    """
+    problems: list[str] = []
+    for rule in _RULES:
+        try:
+            problems += rule(params)
+        except AttributeError:
+            if params.model_fields_set >= set(Params.model_fields):
+                raise
+    return problems
+
+
+def _graphs_that_nothing_makes(params: Params) -> list[str]:
+    compiled, export = params.compile, params.export
+    problems = []
+    if compiled.variant not in export.variants:
+        problems.append(f"compile.variant is {compiled.variant!r}, but export.variants is {export.variants}")
+    if compiled.optimal_batch_size > export.max_batch_size:
+        problems.append(f"compile.optimal_batch_size is {compiled.optimal_batch_size}, above export.max_batch_size {export.max_batch_size}")
+    return problems
+
+
+def _variants_without_budget(params: Params) -> list[str]:
+    wanted = [variant for variant in params.export.variants if variant != "fp32"]
+    missing = [variant for variant in wanted if variant not in params.verify.max_metric_loss]
+    if not missing:
+        return []
+    return [f"verify.max_metric_loss has no budget for {missing}, which export.variants asks for"]
+
+
+def _padding_beyond_the_image(params: Params) -> list[str]:
+    padding, size = params.augment.crop_padding_px, params.precompute.image_size_px
+    if padding < size:
+        return []
+    return [f"augment.crop_padding_px is {padding}, expected less than precompute.image_size_px {size}"]
+
+
+def _network_of_another_task(params: Params) -> list[str]:
+    task, network = params.data.task, params.train.network
+    if is_table(task) == (network == "tabm"):
+        return []
+    table = f"'tabm', with network_arguments: {STARTS['tabm']}"
+    expected = table if is_table(task) else "'small_resnet' or 'timm/NAME'"
+    return [f"train.network is {network!r}, but data.task is {task!r}, which takes {expected}"]
+
+
+def _splits_of_two_kinds(params: Params) -> list[str]:
+    data, split = params.data, params.split
+    problems = []
+    if split.time_cuts is not None and data.time_column is None:
+        problems.append("split.time_cuts is set, but data.time_column is null")
+    if split.folds and (data.time_column or data.split_column):
+        problems.append(f"split.folds is {split.folds}, but data.time_column or data.split_column already says which rows are val")
+    return problems
+
+
+def _audit_that_never_warms_up(params: Params) -> list[str]:
+    warmup, audit = params.train.warmup_epochs, params.audit
+    if not audit.folds or warmup < audit.epochs:
+        return []
+    return [f"train.warmup_epochs is {warmup}, expected less than audit.epochs {audit.epochs}"]
+
+
+def _gates_of_no_metric(params: Params) -> list[str]:
+    task, wanted = params.data.task, params.evaluate
+    problems = []
+    for key, gates in (("gates", wanted.gates), ("slice_gates", wanted.slice_gates)):
+        unknown = [name for name in gates if name not in metric_names(task)]
+        problems += [_describe_gate(key, name, task) for name in unknown]
+        problems += [_out_of_reach(key, name, gate) for name, gate in gates.items() if _is_out_of_reach(name, gate)]
+    return problems
 
 
 def _asked_for_in_vain(params: Params) -> list[str]:
@@ -131,7 +176,8 @@ def _pruned_in_vain(params: Params) -> list[str]:
     return problems
 
 
-def _loss_of_another_task(train: TrainParams, task: Task) -> list[str]:
+def _loss_of_another_task(params: Params) -> list[str]:
+    train, task = params.train, params.data.task
     classes = is_classification(task)
     fitting = ("auto", "cross_entropy") if classes else ("auto", "mse", "huber")
     problems = []
@@ -144,6 +190,11 @@ def _loss_of_another_task(train: TrainParams, task: Task) -> list[str]:
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
     """Read and check `params.yaml`; ParamsError with every mistake in it."""
+    return parse_params(read_content(path), str(path))
+
+
+def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
+    """Read `params.yaml` as a mapping of sections, not yet checked; ParamsError if it is none."""
     try:
         content = YAML(typ="safe", pure=True).load(path.read_bytes())
     except FileNotFoundError:
@@ -152,7 +203,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
         raise ParamsError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ParamsError(f"{path} holds {type(content).__name__}, expected a mapping of sections.")
-    return parse_params(content, str(path))
+    return content
 
 
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
@@ -160,8 +211,33 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
     try:
         return Params.model_validate(content)
     except ValidationError as error:
-        lines = [f"  {_describe(detail)}" for detail in _mistakes(error.errors(include_url=False), content)]
+        lines = [f"  {line}" for line in _described(error, content)]
         raise ParamsError(f"{name} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)) from None
+
+
+def mistakes_in(content: dict[str, Any]) -> list[str]:
+    """Every mistake in the content of `params.yaml`, each named by its key; [] if it is sound."""
+    try:
+        Params.model_validate(content)
+    except ValidationError as error:
+        return _described(error, content)
+    return []
+
+
+def sound_part(content: dict[str, Any]) -> Params:
+    """The sections without a mistake; to read another one is an AttributeError."""
+    sound: dict[str, Any] = {}
+    for name, kind in Params.__annotations__.items():
+        with contextlib.suppress(ValidationError, KeyError):
+            sound[name] = TypeAdapter(kind).validate_python(content[name], strict=True)
+    return Params.model_construct(_fields_set=set(sound), **sound)
+
+
+def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
+    """A line for each mistake of a section, then for each that sound sections make together."""
+    details = _mistakes(error.errors(include_url=False), content)
+    lines = [_describe(detail) for detail in details if detail["loc"]]
+    return lines + [f"sections that do not fit together: {text}" for text in misfits(sound_part(content))]
 
 
 def _mistakes(details: list[Any], content: Any) -> list[Any]:
@@ -194,7 +270,7 @@ def _place(detail: Any, content: Any) -> tuple[Any, ...]:
 
 def _describe(detail: Any) -> str:
     place = [str(part) for part in detail["loc"] if part != "[key]"]  # of a mapping, whose wrong key is named before it
-    key = ".".join(place) or "sections that do not fit together"
+    key = ".".join(place)
     if detail["type"] == "extra_forbidden":
         close = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(_known_keys(place[:-1]))}"
@@ -243,6 +319,21 @@ def _out_of_reach(key: str, name: str, gate: Gate) -> str:
         else f"max {gate.max:g}, but it is never below 0"
     )
     return f"evaluate.{key}.{name} asks for {bound}, so that the gate is always missed"
+
+
+_RULES = (
+    _graphs_that_nothing_makes,
+    _variants_without_budget,
+    _padding_beyond_the_image,
+    _network_of_another_task,
+    _splits_of_two_kinds,
+    _audit_that_never_warms_up,
+    _pruned_in_vain,
+    _asked_for_in_vain,
+    _loss_of_another_task,
+    _budgets_without_end,
+    _gates_of_no_metric,
+)
 
 
 def _known_keys(place: list[str]) -> list[str]:

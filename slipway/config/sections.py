@@ -69,7 +69,9 @@ class DataParams(Section):
     group_column: str | None  # rows of one group stay in one split; null for none
     time_column: str | None  # the test split is the latest, the training split the earliest; null for none
     weight_column: str | None  # how much a row counts in the training loss; null: all the same
-    split_column: str | None  # the user's own split: train, val, test; null: Slipway splits
+    split_column: str | None  # the user's own split: train, val, test; null: split_folders, or Slipway splits
+    # Folders and Parquet shards that name splits. auto: they are the given split; pool: Slipway splits; classes: folders are classes.
+    split_folders: Literal["auto", "pool", "classes"]
     label_map: dict[str, str]  # spelling variants of a class: {found: meant}
     classes: list[str] | None  # every class there may be; another label is unknown. null: all that are found
     columns: dict[str, ColumnParams]  # for table tasks: corrections of the inferred column types
@@ -126,7 +128,8 @@ class SplitParams(Section):
     test: Annotated[float, Field(gt=0, lt=1)]
     # stable: each row by its own content, so that new rows move no old one; exact: exact shares in each class.
     assignment: Literal["stable", "exact"]
-    on_leak: Literal["fail", "report"]  # report: leaked rows are marked, and metrics come with and without them
+    # report: leaked rows are marked, and metrics come with and without them; auto: report with a given split, else fail
+    on_leak: Literal["auto", "fail", "report"]
     time_cuts: Annotated[list[str], Field(min_length=2, max_length=2)] | None  # where val and test begin; null: by the shares
     folds: Annotated[int, Field(ge=0)]  # of the rows that are not for testing; 0 for none
     fold: Annotated[int, Field(ge=0)]  # which of them is val, counted from 0
@@ -355,17 +358,22 @@ class Gate(Section):
         return self
 
 
-class EvaluateParams(Section):
-    """How the test split is measured and what is required of it."""
+class MeasuringParams(Section):
+    """The keys of `evaluate` that `prune` reads as well: how answers are calibrated and measured."""
 
     batch_size: Positive
-    top_k: Positive  # of top_k_accuracy; without effect for a numeric target, and where there are no more classes
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
     confidence: Annotated[float, Field(gt=0, lt=1)]  # of the intervals
     calibration: Literal["temperature", "none"]  # of probabilities, on validation rows
     coverage: Annotated[float, Field(gt=0, lt=1)]  # of rows whose prediction set or interval has to hold the truth
     outlier_share: Annotated[float, Field(gt=0, lt=1)]  # of ordinary rows that may be called outliers
-    gates: dict[str, Gate]  # by metric; one that is missed fails the stage
+
+
+class EvaluateParams(MeasuringParams):
+    """How the test split is measured and what is required for a release."""
+
+    top_k: Positive  # of top_k_accuracy; without effect for a numeric target, and where there are no more classes
+    gates: dict[str, Gate]  # by metric; a model that misses one is not released
     slices: list[str]  # columns of the user's table that the test rows are also cut by; class, size, brightness and group always are
     slice_min_rows: Annotated[int, Field(ge=2)]  # a slice with fewer is named, and not judged
     slice_gates: dict[str, Gate]  # by metric, required of every slice that is judged

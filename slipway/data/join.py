@@ -24,8 +24,8 @@ from slipway.config.sections import DataParams
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.sources.raw_tables import COLLECTED as MARK
 from slipway.data.sources.raw_tables import RawColumn, RawTable, column_names, is_row_index, read_raw_table
-from slipway.data.sources.samples import spelled
-from slipway.data.sources.sources import read_samples, table_in
+from slipway.data.sources.samples import GIVEN_SPLIT, spelled
+from slipway.data.sources.sources import find_layout, read_samples, table_in, with_given_split
 from slipway.data.tables.cells import FALSE_WORDS, GOOD, MISSING, TRUE_WORDS, TypedColumn, row_digests, typed_column
 from slipway.data.tables.column_rules import constant_columns, duplicate_columns, tells_classes
 from slipway.data.tables.column_types import column_types, counts_rows
@@ -77,7 +77,11 @@ def _require_parquet(collected: Path) -> None:
 
 
 def join(data: DataParams, collected: Path, out: Path) -> Joined:
-    """Write the rows of `data.path` and those of `collected` to `out`; DataError if they do not go together."""
+    """Write the rows of `data.path` and those of `collected` to `out`; DataError if they do not go together.
+
+    A split that folders or shards give becomes the column GIVEN_SPLIT.
+    """
+    data, _ = with_given_split(data)
     return _join_tables(data, collected, out) if is_table(data.task) else _join_images(data, collected, out)
 
 
@@ -100,6 +104,8 @@ def next_command(data: DataParams, out: Path) -> str:
     changes = [f"data.path={out}"]
     if data.time_column is not None:
         changes.append("data.time_column=null")  # nobody knows in which unit the collected rows' times would be
+    if find_layout(data).given:
+        changes.append(f"data.split_column={GIVEN_SPLIT}")  # folders and shards say nothing of the joined file
     if data.digests is not None:
         changes.append("data.digests=null")
     return " ".join(["dvc exp run", *(f"-S {shlex.quote(change)}" for change in changes)])

@@ -27,6 +27,7 @@ from slipway.doctor.step_times import Round
 from slipway.doctor.timed_processes import Measured, Project
 from slipway.reports.doctor_page import doctor_page, doctor_text
 from slipway.system import files
+from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.contract import is_table
 from slipway.system.cores import num_cores
 from slipway.system.errors import ParamsError, TrainingError
@@ -271,6 +272,7 @@ def _apply(proposal: Proposal, gain: Spread) -> None:
     print(f"{PARAMS} was changed: {', '.join(proposal.changes)}. `dvc repro` trains anew, as these are other settings.")
 
 
+@quiet_when_unread()
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make doctor", description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--prove", action="store_true", help="measure the proposal beside the present settings")

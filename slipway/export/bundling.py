@@ -40,7 +40,7 @@ from slipway.export.graph import check_graph, describe_graph, export_graph, prov
 from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
 from slipway.export.lineage import package_versions
 from slipway.export.quantization import largest_batch
-from slipway.export.thresholds import own_thresholds
+from slipway.export.thresholds import own_coverage, own_thresholds
 from slipway.export.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
 from slipway.metrics.scores import Resampling
 from slipway.reports.leaderboard_page import Attempt, Leaderboard
@@ -77,6 +77,8 @@ class Trained:
     weights_sha256: str
     calibration: Calibration
     metrics: dict[str, Metric]
+    baseline: dict[str, float]
+    coverage: Metric | None = None  # of its sets or intervals, on the test rows
     pruned: Pruned | None = None
 
     @property
@@ -93,6 +95,7 @@ class ExportRows:
     calibration: NDArray[Any]
     validation: PackedSplit
     train: PackedSplit | None = None  # the training split, for the reference of drift; None where the validation rows have to do
+    test: PackedSplit | None = None  # to measure the coverage of variants with a calibration of their own; chooses nothing
 
 
 def write_bundle(
@@ -131,7 +134,8 @@ def write_bundle(
         calibration = source.trained.calibration if source is not whole else None
         if PRECISION[variant] == "int8":
             calibration = own_thresholds(graph, source.trained.calibration, trained.task, rows.validation, resampling.seed)
-        models[variant] = describe_model(path, PRECISION[variant], _meant_for(variant, trained.pruned), calibration)
+        coverage = own_coverage(graph, calibration, trained.task, rows.test, resampling) if calibration and rows.test else None
+        models[variant] = describe_model(path, PRECISION[variant], _meant_for(variant, trained.pruned), calibration, coverage)
     calibrations = {variant: model.calibration or trained.calibration for variant, model in models.items()}
     contest = Contest(trained.task, trained.output, rows.validation, resampling, params.max_batch_size, calibrations)
     board = make_leaderboard(root, models, contest, params.goal, effort, left_out, attempts)
@@ -229,7 +233,9 @@ def _manifest(
         left_out=board.left_out,
         choice=board.choice,
         calibration=trained.calibration,
+        coverage=trained.coverage,
         metrics=trained.metrics,
+        baseline=trained.baseline,
         card_sha256=None,
         drift_sha256=None,
         lineage=lineage,

@@ -1,7 +1,8 @@
 """The verdict: hops to a certificate, its table, its metrics, and the error where it is refused.
 
 Certified means that no hop differs, and that fp32 in ONNX Runtime and HTTP were really executed. A
-refused certificate is written as well, so that it can be read; the stage fails after it.
+variant that loses too much where nothing serves it is uncertified: it blocks nothing, and no service
+takes it. A refused certificate is written as well, so that it can be read; the stage fails after it.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import FORMAT_VERSION, REQUIRED, Certificate, Hop, first_fault
+from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.export.comparison import headline
 from slipway.export.lineage import describe_hardware, package_versions
 from slipway.reports.console import interval, number, text_table
@@ -19,15 +21,26 @@ from slipway.system.errors import IntegrityError, ParityError
 
 
 def make_certificate(
-    bundle: LoadedBundle, hops: list[Hop], digests: dict[str, str], *, engine_digest: str | None = None, draft: bool
+    bundle: LoadedBundle,
+    hops: list[Hop],
+    digests: dict[str, str],
+    gates: list[GateResult],
+    *,
+    engine_digest: str | None = None,
+    draft: bool,
 ) -> Certificate:
-    """The certificate of these hops: a draft while HTTP is missing, else certified or refused."""
+    """The certificate of these hops: a draft while HTTP is missing, else certified or refused.
+
+    The gates change nothing of that: they say what may become of a certified model.
+    """
     agreeing = {hop.name for hop in hops if hop.status == "agrees"}
     is_certified = first_fault(hops) is None and agreeing.issuperset(REQUIRED)
     verdict: Literal["certified", "refused"] = "certified" if is_certified else "refused"
     return Certificate(
         format_version=FORMAT_VERSION,
         status="draft" if draft else verdict,
+        gates=verdict_of(gates),
+        gate_results=gates,
         metric=headline(bundle.manifest.task),
         bundle_digest=bundle.digest,
         engine_digest=engine_digest,
@@ -62,7 +75,15 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
         raise ParityError(f"nothing ran as {absent}, without which there is no certificate. Run `dvc repro export`.")
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
-    raise ParityError(f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row} All hops are in {path}.")
+    raise ParityError(f"hop {hop.name} {hop.status.replace('_', ' ')}{against}: {hop.reason}.{row}{_way_out(hop)} All hops are in {path}.")
+
+
+def _way_out(hop: Hop) -> str:
+    """For a variant with a budget, which nobody has to export."""
+    if hop.allowed is None or hop.allowed.max_metric_loss is None:
+        return ""
+    variant = hop.requested.variant
+    return f" Take {variant!r} out of export.variants, raise verify.max_metric_loss.{variant}, or test with more rows."
 
 
 def hop_table(hops: list[Hop], task: Task) -> str:
@@ -70,7 +91,7 @@ def hop_table(hops: list[Hop], task: Task) -> str:
     metric = headline(task)
     columns = ["hop", "status", "rows", "max difference", "flipped", metric, "change", "its interval", "ms, 1 row", "rows/s"]
     lines = [text_table(columns, [_line(hop, metric) for hop in hops])]
-    lines += [f"{hop.name}: {hop.reason}" for hop in hops if hop.status != "agrees"]
+    lines += [f"{hop.name}: {hop.reason}" for hop in hops if hop.reason]
     lines += [f"{hop.name}: {cut}" for hop in hops for cut in cut_batches(hop)]
     return "\n".join(lines)
 

@@ -89,15 +89,18 @@ class Tolerance:
     `max_difference` is absolute on probabilities, relative to the largest answer (where above 1) on values,
     and with it every label has to be equal; outlier scores are as values. `noise` is absolute and comes on top; a label may flip where the
     two best probabilities are within twice of it. `max_metric_loss` is in accuracy points, or relative growth of the RMSE; for classes the
-    macro F1 may not have lost more either, even at the mild end of its interval: one row of a rare class proves nothing, all of them do.
-    With it no more rows may be called outliers than with the reference, by the share that was asked for, both at the mild end of their
-    intervals.
+    macro F1 may not have lost more either. All are judged by the mild end of the paired interval:
+    one row proves nothing, many do. A budget below one row means one row. With it no more rows may be
+    called outliers than with the reference, by the share that was asked for, both at the mild end of
+    their intervals.
     """
 
     max_difference: float | None = None
     max_metric_loss: float | None = None
     noise: float = 0.0
     score_noise: float = 0.0  # absolute, on top, of the outlier scores
+    budget_key: str = "verify.max_metric_loss"  # in params.yaml, for messages
+    is_served: bool = True  # False: nothing serves it here, so a loss beyond the budget leaves it uncertified
 
 
 class Comparison:
@@ -129,9 +132,15 @@ class Comparison:
         allowed = self._allowed(expected, tolerance, before.outliers)
         problems += _changed_execution(requested, measured.actual) + _beyond(distances, allowed, tolerance.noise)
         problems += _score_beyond(distances.score, allowed)
-        problems += self._lost(metric, before.metric, changes, allowed)
-        problems += _outliers_beyond(self._outliers(measured), allowed)
-        return self._hop(name, before.name, requested, measured, metric, changes, (distances, allowed), problems)
+        lost = self._losses(before.metric, metric, changes, tolerance)
+        is_one_row = self._num_lost(measured.outputs) == 1  # which costs a rare class more than its share
+        losses = [loss.problem() for loss in lost if loss.is_proven and not is_one_row]
+        losses += _outliers_beyond(self._outliers(measured), allowed)
+        hop = self._hop(name, before.name, requested, measured, metric, changes, (distances, allowed), problems + losses)
+        if losses and not problems and not tolerance.is_served and not _is_another_model(measured.outputs, expected.outputs):
+            return hop.model_copy(update={"status": "uncertified"})
+        within_chance = [loss.remark() for loss in lost if loss.is_seen]
+        return hop.model_copy(update={"reason": "; ".join(within_chance)}) if hop.status == "agrees" else hop
 
     def _metric(self, outputs: NDArray[np.float32]) -> tuple[Metric | None, list[str]]:
         name = headline(self.rows.task)
@@ -139,6 +148,13 @@ class Comparison:
             return measure(self.rows.task, self.rows.targets, outputs, self._resampling, names=[name])[name], []
         except MetricError as error:
             return None, [str(error).rstrip(".")]
+
+    def _num_lost(self, outputs: NDArray[np.float32]) -> int | None:
+        """Rows on which the first hop was right and `outputs` are not; None of values."""
+        if self._origin is None or not is_classification(self.rows.task):
+            return None
+        right, still = (found.argmax(axis=1) == self.rows.targets for found in (self._origin, outputs))
+        return int((right & ~still).sum())
 
     def _changes(self, outputs: NDArray[np.float32]) -> dict[str, Metric]:
         """How far each metric moved from the first hop's, row against row; none where the first has no answers."""
@@ -184,16 +200,26 @@ class Comparison:
             max_outliers=_most_outliers(outliers, expected.calibration) if tolerance.max_metric_loss is not None else None,
         )
 
-    def _lost(self, found: Metric | None, expected: Metric | None, changes: dict[str, Metric], allowed: Allowed) -> list[str]:
-        budget = allowed.max_metric_loss
-        if budget is None or found is None or expected is None:
+    def _losses(
+        self,
+        expected: Metric | None,
+        found: Metric | None,
+        changes: dict[str, Metric],
+        tolerance: Tolerance,
+    ) -> "list[_Loss]":
+        """What was lost of each judged metric, in the unit of the budget."""
+        if tolerance.max_metric_loss is None or expected is None or found is None or not changes:
             return []
-        if is_classification(self.rows.task):
-            loss, what = expected.value - found.value, "accuracy points lost"
-        else:
-            loss, what = (found.value - expected.value) / max(expected.value, 1e-12), "relative growth of the RMSE"
-        problems = [f"{loss:.4g} {what} (from {expected.value:.4f} to {found.value:.4f}), expected at most {budget:g}"]
-        return (problems if not loss <= budget + _ROUNDING else []) + _class_lost(changes.get(_PER_CLASS), budget)
+        moved = f"(from {expected.value:.4f} to {found.value:.4f})"
+        if not is_classification(self.rows.task):
+            growth, unit = changes["rmse"], 1 / max(expected.value, 1e-12)
+            what = f"relative growth of the RMSE {moved}"
+            return [_Loss(what, growth.value * unit, growth.low * unit, 0.0, tolerance)]
+        accuracy, per_class, row = changes["accuracy"], changes[_PER_CLASS], 1 / len(self.rows.ids)
+        return [
+            _Loss(f"accuracy points lost {moved}", -accuracy.value, -accuracy.high, row, tolerance),
+            _Loss("points of macro F1 lost", -per_class.value, -per_class.high, row, tolerance),
+        ]
 
     def _hop(
         self,
@@ -281,20 +307,67 @@ def _beyond(distances: _Distances, allowed: Allowed, noise: float) -> list[str]:
         return []
     problems, worst = [], distances.worst
     if not worst.largest <= allowed.max_difference:
-        found = f"the largest difference is {worst.largest:.3g}, expected at most {allowed.max_difference:.3g}"
-        problems.append(found if worst.largest == distances.main.largest else f"{found} (in batches of {worst.batch_size})")
+        in_other_batches = worst.largest != distances.main.largest
+        where = f" in batches of {worst.batch_size}" if in_other_batches else ""
+        problems.append(
+            f"the largest difference is {worst.largest:.3g}{where}, expected at most {allowed.max_difference:.3g} (verify.max_difference)"
+        )
     num_flipped = sum(not lead <= 2 * noise for lead in distances.leads.values())
     if num_flipped:
         problems.append(f"{num_flipped} labels flipped, expected none")
     return problems
 
 
-def _class_lost(change: Metric | None, budget: float) -> list[str]:
-    """Whether the macro F1 fell by more than the budget, whatever test rows were drawn."""
-    if change is None or -change.high <= budget + _ROUNDING:
-        return []
-    least = f"{-change.high:.4g} at the mild end of its {change.confidence * 100:g} % interval"
-    return [f"{-change.value:.4g} points of macro F1 lost, {least}, expected at most {budget:g}: some class is hardly found any more"]
+@dataclass(frozen=True)
+class _Loss:
+    """How much of one metric was lost; `mild` is the end of its paired interval that lost least."""
+
+    what: str
+    measured: float
+    mild: float
+    row: float  # what one row is of the metric; 0 where it is no fixed share
+    tolerance: Tolerance
+
+    @property
+    def budget(self) -> float:
+        """What may be lost."""
+        return self.tolerance.max_metric_loss or 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether even the mild end lost more than the budget, and more than one row."""
+        return not self.mild <= max(self.budget, self.row) + _ROUNDING
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether these rows lost more than the budget."""
+        return not self.measured <= self.budget + _ROUNDING
+
+    def problem(self) -> str:
+        """For a hop that is judged by it."""
+        expected = f"{self.budget:g} ({self.tolerance.budget_key})"
+        if self.row > self.budget:
+            expected = f"one row, {self.row:.4g}, since {self.tolerance.budget_key} {self.budget:g} is less than that"
+        return f"{self._text()}, expected at most {expected}"
+
+    def remark(self) -> str:
+        """For a hop that agrees all the same."""
+        limit = f"{self.tolerance.budget_key} {self.budget:g}"
+        return f"{self._text()}: above {limit}, but too few rows to tell it from chance"
+
+    def _text(self) -> str:
+        return f"{self.measured:.4g} {self.what}, {self.mild + 0.0:.4g} at the mild end of its interval"
+
+
+def _is_another_model(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
+    """Whether the answers are further off than rounding can explain.
+
+    Most labels are others; or values are further from the reference than their own mean is.
+    """
+    if found.shape[1] > 1:
+        return bool((found.argmax(axis=1) != expected.argmax(axis=1)).mean() > 0.5)
+    errors = found.astype(np.float64) - expected
+    return bool((errors**2).mean() > expected.astype(np.float64).var())
 
 
 def failed(name: str, requested: Execution, reason: str, reference: str | None = None, actual: Execution | None = None) -> Hop:

@@ -9,6 +9,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
 from slipway.artifacts.bundle import SCORE_NAME
+from slipway.runtimes.onnx_runtime import import_onnxruntime
 
 LAYERS = ["Conv", "Gemm", "MatMul"]
 # What onnxruntime's converter calls the casts that it puts in: at the graph's ends, and around a node that stays in fp32.
@@ -52,6 +53,7 @@ def score_branch(graph: GraphProto) -> set[str]:
 
 def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
     """The model with every node in fp16 but `kept`; its inputs and outputs stay as they are."""
+    import_onnxruntime()
     # Ships with onnxruntime. The converter of the same name in onnxconverter-common breaks graphs with uint8 input.
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel

@@ -72,7 +72,8 @@ class HopRunner:
                 requested = Execution(backend="onnxruntime", provider=provider, precision=model.precision, variant=variant)
                 name = f"onnxruntime/{provider}/{variant}"
                 reason = why_unavailable(provider)
-                yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, self._onnx_opener(requested))
+                opener, is_served = self._onnx_opener(requested), provider in model.meant_for
+                yield (not_executed(name, requested, reason), None) if reason else self._run(name, requested, opener, is_served=is_served)
 
     def run_onnx_tensorrt(self, engine: Path, cache: Path) -> Iterator[Measured]:
         """Every variant that ONNX Runtime's TensorRT provider computes as it is, in the profile that was requested in `engine`."""
@@ -93,14 +94,15 @@ class HopRunner:
         requested = read_passport(root).requested
         return self._run(f"tensorrt/{requested.variant}", requested, lambda: opener(root, self._bundle, digest))
 
-    def _run(self, name: str, requested: Execution, opener: Callable[[], Runner]) -> Measured:
+    def _run(self, name: str, requested: Execution, opener: Callable[[], Runner], *, is_served: bool = True) -> Measured:
         try:
             measured = self._measure(opener(), requested)
         except UnavailableError as error:
             return not_executed(name, requested, str(error)), None
         except SlipwayError as error:
             return failed(name, requested, str(error), self.torch[0].name), None
-        return self._comparison.against(name, requested, measured, self.torch, self._tolerance(requested.variant)), measured
+        tolerance = replace(self._tolerance(requested.variant), is_served=is_served)
+        return self._comparison.against(name, requested, measured, self.torch, tolerance), measured
 
     def _open_onnx_tensorrt(self, variant: str, engine: Path, cache: Path) -> Runner:
         return open_onnx_tensorrt(self._bundle, variant, read_request(engine).profile, cache, num_threads=0)
@@ -128,7 +130,8 @@ class HopRunner:
         if variant == "fp32":
             return Tolerance(max_difference=self._params.max_difference)
         budgets: Mapping[str, float] = {str(name): budget for name, budget in self._params.max_metric_loss.items()}
-        return Tolerance(max_metric_loss=budgets[variant])
+        key = f"verify.max_metric_loss.{variant}"
+        return Tolerance(max_metric_loss=budgets[variant], budget_key=key)
 
 
 def measure(runner: Runner, rows: TestRows, largest_batch: int, timing_rounds: int) -> Measurement:

@@ -21,7 +21,7 @@ from slipway.system.errors import SchemaError, UnavailableError
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "bentoml", "numpy", "pillow")
 # Written by every run of the pipeline, so a change there says nothing about the code.
-_NOT_CODE = (":(exclude)dvc.lock", ":(exclude)metrics")
+_NOT_CODE = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)code.yaml")
 
 
 def trace_lineage(params: dict[str, Any], paths: list[Path], lock: Path = Path("dvc.lock")) -> Lineage:

@@ -13,8 +13,8 @@ from typing import Any
 from slipway.artifacts.bundle import Choice, Lineage, Metric, ModelFile, Provider
 from slipway.artifacts.uncertainty import Calibration
 from slipway.inputs.columns import ColumnContract
-from slipway.reports.console import interval, number, size
-from slipway.reports.evaluation import headlines
+from slipway.reports.console import baseline_cells, interval, number, size
+from slipway.reports.evaluation import baseline_words, headlines
 from slipway.system.contract import is_classification
 from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import ModelCard as TrainingCard
@@ -31,6 +31,7 @@ class CardFacts:
     training: TrainingCard
     calibration: Calibration
     metrics: Mapping[str, Metric]
+    baseline: Mapping[str, float]
     lineage: Lineage
     clean: Mapping[str, Any]  # reports/clean.json
     split: Mapping[str, Any]  # reports/split.json
@@ -137,18 +138,19 @@ def _training(facts: CardFacts) -> str:
             f"* {train['optimizer']}, learning rate {train['learning_rate']:g} ({train['schedule']}), batches of {train['batch_size']}.",
             f"* Ran as {actual.strategy}, {actual.precision}, {actual.world_size} {_plural(actual.world_size, 'process', 'processes')} "
             f"on {actual.accelerator}"
-            + ("" if len(card.stretches) == 1 else f"; resumed with other processes, {len(card.stretches)} stretches in all")
+            + ("" if len(card.stretches) == 1 else f"; resumed with other processes or threads, {len(card.stretches)} stretches in all")
             + ".",
         ]
     )
 
 
 def _quality(facts: CardFacts) -> str:
-    lines = ["| Metric | Value | Interval | Rows |", "|---|---|---|---|"]
-    lines += [
-        f"| {_words(name)} | {number(metric.value)} | {interval(metric)} | {metric.rows:,} |" for name, metric in facts.metrics.items()
-    ]
-    note = "The intervals tell how much a number would move with other test rows, not with another training."
+    lines = ["| Metric | Value | Interval | Rows | Baseline | Difference |", "|---|---|---|---|---|---|"]
+    for name, metric in facts.metrics.items():
+        cells = [_words(name), number(metric.value), interval(metric), f"{metric.rows:,}"]
+        lines.append(f"| {' | '.join(cells + baseline_cells(metric, facts.baseline.get(name)))} |")
+    note = "The intervals tell how much a number would move with other test rows, not with another training. "
+    note += f"Baseline: {baseline_words(facts.training.network.task)}."
     return "\n\n".join(["\n".join(lines), note, *_by_class(facts)])
 
 
@@ -184,7 +186,7 @@ def _certainties(facts: CardFacts) -> Iterator[str]:
     else:
         kind = "a set of labels" if is_classification(facts.training.network.task) else "an interval"
         yield (
-            f"Beside each answer stands {kind} that holds the truth for at least {conformal.coverage:.0%} of rows like the validation "
+            f"Beside each answer stands {kind} that is made to hold the truth for {conformal.coverage:.0%} of rows like the validation "
             f"rows (conformal prediction, {conformal.rows:,} rows). {_on_test('It does', measured.get('coverage'))}"
         )
     if outlier.threshold is None:
@@ -221,6 +223,8 @@ def _weaknesses(facts: CardFacts) -> Iterator[str]:
         yield f"Fewer than {_FEW_ROWS} test rows, too few to say much: {', '.join(few)}."
     if facts.evaluation.get("leaked_rows"):
         yield f"{facts.evaluation['leaked_rows']} test rows leak from another split; the figures without them are in metrics/evaluate.json."
+    for copy in facts.split.get("target_copies", []):
+        yield f"Suspected leak, {copy['finding']}."
     unchecked = [_words(rule) for rule, reason in sorted(facts.clean["not_checked"].items()) if reason.endswith("is off")]
     if unchecked:
         yield f"Rules of cleaning that were switched off: {', '.join(unchecked)}."

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from slipway.export.half_precision import LAYERS, between_layers, score_branch
 from slipway.runtimes.cpu_int8 import weight_bits
+from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.system import files
 
 Calibrator = Literal["minmax", "percentile", "entropy"]
 CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
 FEWEST_DYNAMIC_WEIGHTS = 0.1  # share of all layers' weights; below it neither size nor speed gains anything to speak of
 _JOINTS = ["Add", "Relu"]  # between convolutions: in fp32 each is a way out of int8 and back, a third of resnet18's time on a CPU
+_NO_MAPS = ("MatMul", "Gemm", "Transpose")  # their results are no feature maps
 _BATCH_SIZE = 64
 _HISTOGRAM_BATCH_SIZE = 16  # every activation of a batch is held at once
 _LARGEST_UINT8_STEP = 127.0  # from the zero point 128 to both ends
@@ -65,6 +67,7 @@ class StaticQuantizer:
 
         For the CPU the sums and rectifiers between convolutions are quantised too, unless some layer stays in fp32.
         """
+        import_onnxruntime()
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
         methods = {
@@ -102,6 +105,7 @@ class StaticQuantizer:
 
 def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
     """int8 weights of `bits`, a scale for each column; what meets them becomes uint8 with a scale for each row, when it is there."""
+    import_onnxruntime()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     prepared, target = prepare(fp32, scratch), scratch / "dynamic.onnx"
@@ -142,10 +146,13 @@ def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
 
 def prepare(fp32: bytes, scratch: Path) -> Path:
     """The graph with constants folded and layers fused, as both quantizers want it."""
+    import_onnxruntime()
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     source, prepared = scratch / "source.onnx", scratch / "prepared.onnx"
-    files.write_bytes(source, fp32)
+    exported = onnx.load_model_from_string(fp32)
+    exported.graph.ClearField("value_info")  # it has shapes of weights, which are others after they are fused or quantized
+    files.write_bytes(source, exported.SerializeToString())
     quant_pre_process(source, prepared, skip_symbolic_shape=True)
     model = onnx.load(prepared)
     _give_own_weights(model.graph)
@@ -185,11 +192,19 @@ def _excluded(graph: onnx.GraphProto) -> list[str]:
 
 
 def _joints(graph: onnx.GraphProto) -> list[str]:
-    """Names of the sums and rectifiers between the layers of a network of convolutions; none in one of matrix products."""
-    if not any(node.op_type == "Conv" for node in graph.node):
-        return []
-    inside = between_layers(graph)
-    return [node.name for node in graph.node if node.op_type in _JOINTS and node.output[0] in inside]
+    """Names of the sums and rectifiers of feature maps, between layers.
+
+    What a matrix product made is no feature map before the next convolution, nor is what was
+    transposed, such as a transformer's tokens: int8 gains nothing in their sums and loses accuracy.
+    """
+    inside, others, found = between_layers(graph), set[str](), []
+    for node in graph.node:  # in topological order
+        is_read = node.op_type != "Conv" and not others.isdisjoint(node.input)
+        if is_read or node.op_type in _NO_MAPS:
+            others.update(node.output)
+        elif node.op_type in _JOINTS and node.output[0] in inside:
+            found.append(node.name)
+    return found
 
 
 def _scale_each_row(graph: onnx.GraphProto) -> None:

@@ -5,7 +5,8 @@ artifacts/released/certificate.json            its certificate
 artifacts/released/known_rows.parquet          ids of the rows that it learned from or was chosen by, where they can be told
 artifacts/released/release.json                digests of bundle, certificate and rows, written last
 
-The folder is there as a whole or not at all; a later release takes its place. A bundle that is not certified is refused.
+The folder is there as a whole or not at all; a later release takes its place. A bundle that is not certified, or did not
+pass its quality gates, is refused.
 """
 
 import json
@@ -49,7 +50,8 @@ class Release(Contract):
 def release() -> str:
     """Copy bundle and certificate to `artifacts/released/`; what was done, in a line.
 
-    CertificateError unless the certificate speaks of this bundle and certifies it, BundleError if a file of it was altered.
+    CertificateError unless the certificate is of this bundle and certifies it, GateMissedError unless its gates were
+    passed, BundleError if a file of it was altered.
     """
     bundle = load_bundle(BUNDLE)
     bundle.verify()

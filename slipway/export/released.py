@@ -25,6 +25,7 @@ from slipway.inputs.images import ImageContract, array_from_bytes, load_transfor
 from slipway.reports.release_comparison import ReleasedAnswers
 from slipway.runtimes.runtime import Runner, open_onnx, why_unavailable
 from slipway.system import files
+from slipway.system.contract import Task
 from slipway.system.errors import BundleError, CellError, ImageError, IntegrityError
 
 T = TypeVar("T")
@@ -37,6 +38,18 @@ class _Batch(NamedTuple):
 
 def open_released(root: Path, manifest: PackedManifest) -> LoadedBundle:
     """The bundle in `root`, every file checked; BundleError if it is none, or answers another question than `manifest` asks."""
+    bundle = open_released_of(root, manifest.task)
+    found, expected = set(bundle.manifest.output.labels), set(manifest.classes)
+    if found != expected:
+        raise BundleError(
+            f"the released model in {root} answers other classes: it lacks {sorted(expected - found)} and has {sorted(found - expected)} "
+            "besides. Set evaluate.released to null until a model of these classes is released."
+        )
+    return bundle
+
+
+def open_released_of(root: Path, task: Task) -> LoadedBundle:
+    """The bundle in `root`, every file checked; BundleError if it is none, or of another task."""
     if not (root / MANIFEST).is_file():
         raise BundleError(
             f"evaluate.released is {str(root)!r}, where there is no {MANIFEST}. Run `make release` once a bundle is certified, "
@@ -44,16 +57,10 @@ def open_released(root: Path, manifest: PackedManifest) -> LoadedBundle:
         )
     bundle = load_bundle(root)
     bundle.verify()
-    if bundle.manifest.task != manifest.task:
+    if bundle.manifest.task != task:
         raise BundleError(
-            f"the released model in {root} is for {bundle.manifest.task}, data.task is {manifest.task}. "
+            f"the released model in {root} is for {bundle.manifest.task}, data.task is {task}. "
             "Set evaluate.released to null until a model of this task is released."
-        )
-    found, expected = set(bundle.manifest.output.labels), set(manifest.classes)
-    if found != expected:
-        raise BundleError(
-            f"the released model in {root} answers other classes: it lacks {sorted(expected - found)} and has {sorted(found - expected)} "
-            "besides. Set evaluate.released to null until a model of these classes is released."
         )
     return bundle
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import BundleError
 
@@ -30,7 +31,7 @@ def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
 
 
 def _grow(graph: Path, batch: NDArray[Any]) -> int | None:
-    import onnxruntime  # noqa: F401 - before the first figure
+    import_onnxruntime()  # before the first figure
 
     before = _status_bytes("VmRSS")
     open_onnx(graph.read_bytes(), variant=graph.stem, precision="", provider="cpu", num_threads=0).run(np.ascontiguousarray(batch))

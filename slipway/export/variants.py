@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.artifacts.bundle import OutputContract, Precision, Target
-from slipway.artifacts.input_contract import InputContract
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.engine.randomness import uniform
-from slipway.data.store.packed import Inputs, PackedSplit
+from slipway.data.store.packed import Inputs, PackedManifest, open_split
 from slipway.export.half_precision import kept_in_fp32, to_half
 from slipway.export.int8_search import Loss, search
 from slipway.export.quantization import CPU, TENSORRT, StaticQuantizer, dynamic_graph, largest_batch, why_not_dynamic
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import image_array
 from slipway.reports.leaderboard_page import Attempt
+from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.runtimes.runtime import Runner
 from slipway.system.errors import ParityError
 
@@ -51,11 +51,14 @@ MEANT_FOR: dict[str, list[Target]] = {
 LARGEST_FP16 = 65504.0  # IEEE 754 binary16
 
 
-def calibration_rows(split: PackedSplit, contract: InputContract, seed: int, num_rows: int) -> NDArray[Any]:
-    """(rows, ...) as `contract` says: `num_rows` training rows, or all there are; which ones depends on seed and ids only.
+def calibration_rows(packed: Path, manifest: PackedManifest, seed: int, num_rows: int) -> NDArray[Any]:
+    """(rows, ...) of the input contract: `num_rows` training rows of a store, or all there are.
+
+    Of training, always: ranges taken from test rows would flatter int8. Which rows depends on seed and ids only.
 
     Training images may be stored larger than the network's input: they are brought to its size as any image is.
     """
+    split, contract = open_split(packed, manifest, "train"), manifest.input
     draw = uniform(seed, 0, split.keys, "calibration")
     chosen = np.lexsort((split.keys, draw))[:num_rows]
     rows: NDArray[Any] = split.inputs[np.sort(chosen)]
@@ -161,7 +164,7 @@ def _refuse_overflow(model: onnx.ModelProto, kept: set[str], activations: dict[s
 
 
 def _run_probes(graph: bytes, probes: list[str], rows: NDArray[Any]) -> NDArray[np.float32]:
-    import onnxruntime
+    onnxruntime = import_onnxruntime()
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from slipway.system.contract import Contract
 from slipway.system.errors import CellError
@@ -81,6 +82,13 @@ class ColumnContract(Contract):
 
     kind: Literal["columns"]
     columns: list[Column]
+    # Other columns of the training table, but for the target: a row may have them, with any value.
+    ignored: list[str] = Field(default_factory=list)  # absent from older bundles
+
+    @cached_property
+    def accepted(self) -> frozenset[str]:
+        """Every name that a row may have."""
+        return frozenset([*(column.name for column in self.columns), *self.ignored])
 
     @property
     def numeric(self) -> list[Column]:
@@ -134,11 +142,12 @@ def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell
     """The typed cells of one JSON object; CellError naming the column and the rule that it breaks.
 
     Numbers are JSON numbers, categories strings, booleans true and false, dates ISO 8601 strings. null, or no key at all, is missing.
+    Columns that training ignored are ignored here, too.
     """
-    known = {column.name for column in contract.columns}
     for name in row:
-        if name not in known:
-            raise CellError("unknown_column", str(name)[:80], f"there is no such column{_hint(name, known)}"[:1000])
+        if name not in contract.accepted:
+            hint = _hint(name, {column.name for column in contract.columns})
+            raise CellError("unknown_column", str(name)[:80], f"there is no such column{hint}"[:1000])
     return {column.name: read_cell(row.get(column.name), column) for column in contract.columns}
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from slipway.inputs import user_function
 from slipway.inputs.png import decode_plain_png
@@ -28,6 +28,7 @@ _JPEG, _START_OF_SCAN, _METADATA = b"\xff\xd8", b"\xda", b"\xe1"
 _PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # others (CMYK, YCCK) are Pillow's
 _PLAIN_SUBSAMPLINGS = ("444", "422", "420", "440", "411")  # the chroma of others may be beyond libjpeg-turbo, whose luma is not
 _ORIENTATION = 0x0112  # the tag of EXIF
+_PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "I;16")  # Pillow converts each of them to grey and RGB
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -68,7 +69,7 @@ class ImageContract(Contract):
 class Decoded(NamedTuple):
     """An image as Pillow holds it, upright, and what its file said of itself."""
 
-    image: Image.Image
+    image: Image.Image  # of mode 1, L, LA, RGB, RGBA, I or I;16
     image_format: str  # one of FORMATS
     orientation: int  # of EXIF, 1 to 8; the image has been turned by it already
 
@@ -178,7 +179,14 @@ def decode_with_pillow(payload: bytes, max_pixels: int) -> Decoded:
     except Exception as error:
         raise ImageError("truncated", f"{image_format} of {image.width}x{image.height} breaks off or is damaged: {error}") from error
     _check_range(upright)
-    return Decoded(upright, image_format, orientation)
+    try:
+        plain = _in_plain_mode(upright)
+    except MemoryError:
+        raise
+    except Exception as error:
+        detail = f"{image_format} with pixels of mode {upright.mode}, which cannot become RGB: {error}"
+        raise ImageError("undecodable", detail) from error
+    return Decoded(plain, image_format, orientation)
 
 
 def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
@@ -199,6 +207,24 @@ def _check_range(image: Image.Image) -> None:
     low, high = np.asarray(image).min(), np.asarray(image).max()
     if low < 0 or high > _MOST_OF_16_BITS:
         raise ImageError("undecodable", f"its pixels are integers from {low} to {high}; expected 8 or 16 bits without a sign")
+
+
+def _in_plain_mode(image: Image.Image) -> Image.Image:
+    """The image in one of _PLAIN_MODES; ValueError, or an error of Pillow's own, if it has none."""
+    if image.mode in _PLAIN_MODES and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I"):  # 16 bits in another byte order, or with a transparent value
+        return Image.fromarray(np.asarray(image).astype(np.uint16))
+    if image.mode == "LAB":
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        # Optimised, it would interpolate in a table and be some levels off.
+        exact = ImageCms.buildTransform(lab, srgb, "LAB", "RGB", flags=ImageCms.Flags.NOOPTIMIZE)
+        return exact.apply(image)
+    if image.mode == "La":  # Pillow converts it to nothing else
+        return image.convert("LA")
+    if image.mode in ("P", "PA") and image.palette is None:
+        raise ValueError("it has no palette before its pixels")
+    return image.convert("RGBA" if image.has_transparency_data else "RGB")
 
 
 def _open(payload: bytes, max_pixels: int) -> Image.Image:
@@ -264,7 +290,13 @@ def array_and_values(payload: bytes, contract: ImageContract) -> tuple[NDArray[n
     if contract.transform is None:
         return image_array(image, contract), {}
     made, values = user_function.run(contract.transform.function, contract.transform.sha256, image)
-    return image_array(made, contract), values
+    try:
+        return image_array(made, contract), values
+    except MemoryError:
+        raise
+    except Exception as error:
+        detail = f"{contract.transform.function} returned an image of mode {made.mode}, which cannot become RGB: {error}"
+        raise ImageError("transform_failed", detail) from error
 
 
 def _as_it_is(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8] | None:
@@ -288,7 +320,8 @@ def load_transform(contract: ImageContract) -> None:
 
 def flatten(image: Image.Image, channels: int) -> Image.Image:
     """Any mode to grey (1 channel) or RGB (3): 16 bits are scaled to 8, transparency is laid over white."""
-    if image.mode.startswith("I;16") or image.mode == "I":
+    image = _in_plain_mode(image)
+    if image.mode in ("I", "I;16"):
         image = Image.fromarray((np.asarray(image, dtype=np.uint32).clip(0, _MOST_OF_16_BITS) // 257).astype(np.uint8))
     if image.has_transparency_data:
         rgba = image.convert("RGBA")

@@ -7,6 +7,7 @@ elsewhere is not covered. `load` imports the code only if it has the expected di
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -62,6 +63,7 @@ def load(function: str, sha256: str) -> ImageFunction:
         raise UnavailableError(f"{function} cannot be imported: {type(error).__name__}: {error}. Mend or install what it needs.") from error
     if not callable(loaded):
         raise UnavailableError(f"{function} is {type(loaded).__name__}, expected a function of one image.")
+    _check_signature(function, loaded)
     return loaded  # type: ignore[no-any-return]
 
 
@@ -81,6 +83,20 @@ def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Va
     if min(made.size) == 0:
         raise ImageError(_RULE, f"{function} returned an image of {made.width}x{made.height} pixels")
     return made, {str(key): _scalar(function, key, value) for key, value in values.items()}
+
+
+def _check_signature(function: str, loaded: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(loaded)
+    except ValueError:  # of code that is not Python's, which says nothing of itself
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise UnavailableError(
+            f"{function} is defined with the arguments {signature}, expected one image as the only "
+            f"required argument ({error}). Write it as `def {function.partition(':')[2]}(image):`."
+        ) from None
 
 
 def _scalar(function: str, key: object, value: object) -> Scalar:

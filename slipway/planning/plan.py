@@ -10,6 +10,7 @@ from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.planning.plan_text import compare, describe
 from slipway.planning.planning import Plan, make_plan
+from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.strategies import this_machine
@@ -27,6 +28,7 @@ def _comparison(plan: Plan, params: Params, paths: Paths) -> str | None:
     return compare(plan.network, plan.memory, plan.disk, plan.seconds, costs)
 
 
+@quiet_when_unread()
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m slipway.planning.plan", description=__doc__)

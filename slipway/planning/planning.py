@@ -18,6 +18,7 @@ from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.distributed.process_memory import own_bytes
 from slipway.training.distributed.strategies import Machine, Placement
 from slipway.training.job import Paths, TrainingData, network_spec, open_data
+from slipway.training.networks.drawing import image_network_spec
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.telemetry.costs import folder_bytes
 
@@ -112,31 +113,11 @@ def _network(params: Params, plan: Plan) -> Network | None:
 
 
 def _spec_without_data(params: Params, findings: Findings) -> NetworkSpec | None:
-    """Of images the params know everything but the classes and the pixels' mean, which takes no memory."""
     if is_table(params.data.task):
         return None
-    classes = params.data.classes or ["one", "two"]
     if is_classification(params.data.task) and params.data.classes is None:
         findings.remarks.append("the number of classes is not known yet: the last layer is counted for 2")
-    precompute = params.precompute
-    return NetworkSpec(
-        task=params.data.task,
-        name=params.train.network,
-        arguments=params.train.network_arguments,
-        classes=classes if is_classification(params.data.task) else [],
-        input=ImageContract(
-            kind="images",
-            transform=None,
-            size_px=precompute.image_size_px,
-            channels=precompute.channels,
-            fit=precompute.fit,
-            interpolation=precompute.interpolation,
-            max_pixels=params.clean.max_pixels,
-        ),
-        mean=[0.5] * precompute.channels,
-        std=[0.25] * precompute.channels,
-        target_scale=None,
-    )
+    return image_network_spec(params)
 
 
 def _shape(train: TrainParams, placement: Placement, data: TrainingData | None, findings: Findings) -> StepShape | None:

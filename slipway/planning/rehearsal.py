@@ -16,7 +16,8 @@ from slipway.system.errors import TrainingError
 from slipway.training.assembly import prepare_process, training_batches, training_module
 from slipway.training.batches.batches import Batch, StepShape
 from slipway.training.distributed.strategies import Placement
-from slipway.training.job import TrainingData, drawn_network, network_spec
+from slipway.training.job import TrainingData, network_spec
+from slipway.training.networks.drawing import drawn_network
 
 
 class Rehearsal:

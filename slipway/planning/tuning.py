@@ -22,6 +22,7 @@ from slipway.planning.range_test import RangeTest, run_range_test
 from slipway.planning.rehearsal import Rehearsal
 from slipway.reports.console import size, text_table
 from slipway.system import files
+from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
 from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.distributed.process_memory import own_bytes
@@ -103,6 +104,7 @@ def draw(found: RangeTest, path: Path, present: float) -> None:
     partial.unlink()
 
 
+@quiet_when_unread()
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m slipway.planning.tuning", description=__doc__)

@@ -16,6 +16,7 @@ from slipway.replay.hops import Places, Replay
 from slipway.replay.judging import Hop
 from slipway.replay.lineage import describe_lineage, describe_model, describe_request
 from slipway.reports.console import number, text_table
+from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.disk_faults import disk_fault
 from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.traffic.request_log import KeptRequest, find_kept, segments
@@ -25,6 +26,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VERSION = re.compile(r"[0-9a-f]{12}|[0-9a-f]{64}")
 
 
+@quiet_when_unread()
 def main() -> NoReturn:
     """The command."""
     arguments = _parser().parse_args()
@@ -32,6 +34,8 @@ def main() -> NoReturn:
         sys.exit(_lineage(arguments) if arguments.lineage else _replay(arguments))
     except SlipwayError as error:
         _end(str(error))
+    except BrokenPipeError:
+        raise
     except OSError as error:
         _end(disk_fault(error) or str(error))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
-from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.artifacts.uncertainty import FEW_ROWS, Answers, Calibration, Conformal
 from slipway.metrics.calibration_error import ReliabilityBin, reliability_bins
 from slipway.metrics.scores import Resampling, classification_metrics, percentiles, resampled_rows, wilson_interval
 from slipway.metrics.uncertainty_fitting import softmax
@@ -38,14 +38,15 @@ class Worth:
         shares = {"coverage": self._share(held)} if held is not None else {}
         return shares | self._means() | {"outliers": self._share(outliers)}
 
+    @property
+    def doubts(self) -> list[str]:
+        """What speaks against relying on the sets or intervals, as sentences."""
+        return coverage_doubts(self.calibration.conformal, self.metrics.get("coverage"))
+
     @cached_property
     def is_held(self) -> NDArray[np.bool_] | None:
         """(N,) whether each row's set or interval has the truth; None where there is no interval."""
-        if self.before is not None:
-            sets = self.calibration.prediction_sets(self.answers.outputs)
-            return np.asarray(sets[np.arange(len(sets)), self.targets.astype(np.int64)])
-        half = self.calibration.conformal.threshold
-        return None if half is None else np.asarray(self.losses <= half)
+        return self.calibration.holds_truth(self.answers.outputs, self.targets, of_classes=self.before is not None)
 
     @cached_property
     def losses(self) -> Float:
@@ -77,8 +78,7 @@ class Worth:
         return (points + 1) / len(losses), risk[points]
 
     def _share(self, is_so: NDArray[np.bool_]) -> Metric:
-        low, high = wilson_interval(int(is_so.sum()), len(is_so), self.resampling.confidence)
-        return Metric(value=float(is_so.mean()), low=low, high=high, confidence=self.resampling.confidence, rows=len(is_so))
+        return share_of(is_so, self.resampling.confidence)
 
     def _means(self) -> dict[str, Metric]:
         """Everything whose interval is made by resampling rows."""
@@ -98,6 +98,27 @@ class Worth:
         means = np.concatenate([values[chosen].mean(axis=1) for chosen in resampled_rows(len(values), self.resampling)])
         low, high = percentiles(means, self.resampling.confidence)
         return Metric(value=float(values.mean()), low=low, high=high, confidence=self.resampling.confidence, rows=len(values))
+
+
+def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
+    """The share of (N,) rows, with Wilson's interval."""
+    low, high = wilson_interval(int(is_so.sum()), len(is_so), confidence)
+    return Metric(value=float(is_so.mean()), low=low, high=high, confidence=confidence, rows=len(is_so))
+
+
+def coverage_doubts(conformal: Conformal, measured: Metric | None) -> list[str]:
+    """What speaks against relying on the sets or intervals, as sentences."""
+    doubts = []
+    verdict = conformal.verdict(measured.low, measured.high) if measured else "within"
+    if measured and verdict != "within":
+        found = f"{measured.value:.1%} of {measured.rows:,} test rows ({measured.low:.1%} to {measured.high:.1%})"
+        doubts.append(f"The measured coverage, {found}, is {verdict} the target of {conformal.coverage:.0%}.")
+    if conformal.has_few_rows:
+        doubts.append(
+            f"The coverage was fitted on {conformal.rows} rows, fewer than {FEW_ROWS}: on new rows it may be points off the target. "
+            "Use a larger validation split."
+        )
+    return doubts
 
 
 def uncalibrated(logits: NDArray[np.float32], task: Task) -> NDArray[np.float32] | None:

@@ -19,8 +19,9 @@ _NAMES = {
 def calibration_section(worth: Worth) -> Section:
     """Tiles, the reliability diagram of classes, and the error among the rows that are answered first."""
     boxes = tiles([_tile(worth, name, metric) for name, metric in worth.metrics.items()])
+    marks = [paragraph(doubt, "bad") for doubt in worth.doubts]
     charts = [_risk(worth)] if worth.before is None else [_reliability(worth), _risk(worth)]
-    return Section("What the answers are worth", join([boxes, paragraph(in_words(worth), "note"), beside(charts)]))
+    return Section("What the answers are worth", join([boxes, *marks, paragraph(in_words(worth), "note"), beside(charts)]))
 
 
 def _tile(worth: Worth, name: str, metric: Metric) -> tuple[str, str, str]:

@@ -96,7 +96,7 @@ def _clusters(clusters: Clusters, pictures: Pictures) -> Html:
     if not clusters.count:
         return paragraph("None.", "soft")
     places = "one cluster" if clusters.count == 1 else f"{clusters.count:,} clusters, the largest of {clusters.largest:,}"
-    text = f"{clusters.rows:,} kept rows are in {places}. Each cluster stays in one split."
+    text = f"{clusters.rows:,} kept rows are in {places}. Each cluster stays in one split, unless the split is given."
     rows = [
         gallery(_figure(source, f"cluster {number}", pictures) for source in group if source in pictures)
         for number, group in enumerate(clusters.examples, 1)

@@ -40,6 +40,11 @@ def interval(metric: Metric) -> str:
     return f"{number(metric.low)} to {number(metric.high)}"
 
 
+def baseline_cells(metric: Metric, baseline: float | None) -> list[str]:
+    """The baseline's value and the metric less it, with its sign; two empty cells for no baseline."""
+    return ["", ""] if baseline is None else [number(baseline), f"{metric.value - baseline:+.4g}"]
+
+
 def size(num_bytes: int) -> str:
     """Bytes in the largest decimal unit that keeps one digit before the point: 1234567 -> "1.2 MB"."""
     value, unit = float(num_bytes), "B"

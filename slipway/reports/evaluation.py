@@ -1,7 +1,8 @@
 """What the trained network reached on the test split: the record of it, and its file.
 
 `metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each; DVC skips
-lists, so every metric with its interval is in the list `metrics`, and every class in the list `per_class`.
+lists, so every metric with its interval is in the list `metrics`, the same metrics of the baseline are in the list
+`baseline`, and every class is in the list `per_class`.
 Where test rows leak from another split, the same numbers without them are beside these, under names that end in `_without_leaked`.
 """
 
@@ -9,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from slipway.reports.release_comparison import ReleasedComparison
 from slipway.reports.slice_record import slice_content
 from slipway.reports.slice_scores import SliceScores
 from slipway.system import files
-from slipway.system.contract import Task, is_classification
+from slipway.system.contract import Contract, Task, is_classification
 from slipway.system.errors import SchemaError
 
 
@@ -39,6 +40,14 @@ _FEWEST_ROWS = 2  # below which R2 is not defined
 
 class _NamedMetric(Metric):
     name: str
+
+
+class _NamedValue(Contract):
+    name: str
+    value: float
+
+
+_Entry = TypeVar("_Entry", bound=Contract)
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Evaluation:
     released: ReleasedComparison | None = None  # None where evaluate.released asks for none
     target_errors: list[TargetErrors] = field(default_factory=list)  # of a numeric target, by ranges of it
     worth: Worth | None = None  # of the answers; None where nothing was calibrated
+    baseline: dict[str, float] = field(default_factory=dict)  # each metric of the trivial predictor
 
     @property
     def num_leaked(self) -> int:
@@ -128,19 +138,43 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 
 def read_metrics(path: Path) -> dict[str, Metric]:
     """Every metric by name from `metrics/evaluate.json`; SchemaError if it is missing or not understood."""
+    named = _read_list(path, "metrics", _NamedMetric)
+    return {entry.name: Metric(**entry.model_dump(exclude={"name"})) for entry in named}
+
+
+def read_baseline(path: Path) -> dict[str, float]:
+    """Every metric of the baseline by name from `metrics/evaluate.json`; SchemaError as for `read_metrics`."""
+    return {entry.name: entry.value for entry in _read_list(path, "baseline", _NamedValue)}
+
+
+def baseline_words(task: Task) -> str:
+    """The baseline in words."""
+    if is_classification(task):
+        return "the majority class of the training rows for every row, with the classes' shares as probabilities"
+    return "the mean target of the training rows for every row"
+
+
+def _read_list(path: Path, key: str, kind: type[_Entry]) -> list[_Entry]:
     try:
-        named = [_NamedMetric.model_validate(entry) for entry in json.loads(path.read_text())["metrics"]]
+        return [kind.model_validate(entry) for entry in json.loads(path.read_text())[key]]
     except FileNotFoundError:
         raise SchemaError(f"{path} is missing. Run `dvc repro evaluate`.") from None
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise SchemaError(f"{path} is not what the evaluate stage writes: {error!r}. Run `dvc repro --force evaluate`.") from error
-    return {entry.name: Metric(**entry.model_dump(exclude={"name"})) for entry in named}
+
+
+def read_coverage(path: Path) -> Metric | None:
+    """The measured share of sets or intervals that held the truth, from a file that `read_metrics` takes."""
+    named = json.loads(path.read_text()).get("calibration", [])
+    found = [_NamedMetric.model_validate(entry) for entry in named if entry["name"] == "coverage"]
+    return Metric(**found[0].model_dump(exclude={"name"})) if found else None
 
 
 def _content(evaluation: Evaluation) -> dict[str, Any]:
     first = {name: evaluation.metrics[name].value for name in headlines(evaluation.task)}
     metrics = [{"name": name, **metric.model_dump()} for name, metric in evaluation.metrics.items()]
-    content = {**first, "rows": len(evaluation.targets), "metrics": metrics, **_leak_content(evaluation)}
+    baseline = [{"name": name, "value": value} for name, value in evaluation.baseline.items()]
+    content = {**first, "rows": len(evaluation.targets), "metrics": metrics, "baseline": baseline, **_leak_content(evaluation)}
     content |= evaluation.worth.content() if evaluation.worth else {}
     content |= slice_content(evaluation.slices) if evaluation.slices else {}
     content |= _released_content(evaluation.released) if evaluation.released else {}

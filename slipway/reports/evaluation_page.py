@@ -4,15 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from slipway.artifacts.bundle import Metric
+from slipway.artifacts.gates import GateResult, not_passed
 from slipway.artifacts.input_contract import InputContract
 from slipway.data.store.packed import Inputs
 from slipway.inputs.columns import ColumnContract
 from slipway.reports.calibration_section import calibration_section
 from slipway.reports.cells import read_cells
 from slipway.reports.charts import Series, histogram, line_chart, residuals, scatter
-from slipway.reports.console import interval, number
-from slipway.reports.evaluation import Evaluation, headlines
-from slipway.reports.gates import GateResult
+from slipway.reports.console import baseline_cells, interval, number
+from slipway.reports.evaluation import Evaluation, baseline_words, headlines
 from slipway.reports.html_page import Html, Section, beside, figure, gallery, heat_map, image, join, page, paragraph, table, tiles
 from slipway.reports.slices_page import slices_section
 
@@ -57,8 +58,14 @@ def _headline(evaluation: Evaluation) -> Section:
     first = named[0][1]
     intervals = f"{first.confidence * 100:g} % interval, {_CLASSIFICATION_METHOD if evaluation.is_classification else _REGRESSION_METHOD}"
     note = f"{first.rows} test rows, each counted once. Below each number its {intervals}."
-    boxes = tiles([(_words(name), number(metric.value), interval(metric)) for name, metric in named])
+    note += f" Baseline: {baseline_words(evaluation.task)}." if evaluation.baseline else ""
+    boxes = tiles([(_words(name), number(metric.value), _beside(evaluation, name, metric)) for name, metric in named])
     return Section("Headline", join([boxes, paragraph(note, "note")]))
+
+
+def _beside(evaluation: Evaluation, name: str, metric: Metric) -> str:
+    baseline = evaluation.baseline.get(name)
+    return interval(metric) + ("" if baseline is None else f"; baseline {number(baseline)}")
 
 
 def _leaks(evaluation: Evaluation) -> list[Section]:
@@ -79,10 +86,12 @@ def _leaks(evaluation: Evaluation) -> list[Section]:
 
 def _gates(gates: Sequence[GateResult]) -> Section:
     if not gates:
-        return Section("Gates", paragraph("None: evaluate.gates in params.yaml is empty, so no result can fail the stage.", "soft"))
-    missed = sum(not gate.passed for gate in gates)
-    verdict = paragraph(f"{missed} of {len(gates)} missed", "bad") if missed else paragraph(f"{len(gates)} of {len(gates)} passed", "good")
-    shown = [gate for gate in gates if not (gate.passed and gate.is_of_slice)]
+        return Section("Gates", paragraph("None: evaluate.gates in params.yaml is empty, so nothing is required of this model.", "soft"))
+    failed = not_passed(gates)
+    lost = "The service will not be ready with this model."
+    told = f"{len(failed)} of {len(gates)} missed or unjudged. {lost}"
+    verdict = paragraph(told, "bad") if failed else paragraph(f"{len(gates)} of {len(gates)} passed", "good")
+    shown = [gate for gate in gates if not (gate.outcome == "passed" and gate.is_of_slice)]
     hidden = len(gates) - len(shown)
     columns = ["result", "metric", "of", "measured", "required", "interval", "rows"]
     rows = table(columns, [_gate_row(gate) for gate in shown], numeric=["measured", "rows"]) if shown else Html("")
@@ -91,12 +100,10 @@ def _gates(gates: Sequence[GateResult]) -> Section:
 
 
 def _gate_row(gate: GateResult) -> list[str]:
-    measured = [number(gate.measured.value), gate.requirement, interval(gate.measured), str(gate.measured.rows)]
-    return [_verdict(gate), _words(gate.name), gate.where or "all test rows", *measured]
-
-
-def _verdict(gate: GateResult) -> str:
-    return "✓ passed" if gate.passed else "✗ missed"
+    found = gate.measured
+    value, bounds, rows = (number(found.value), interval(found), str(found.rows)) if found else ("", gate.remark, "")
+    outcome = f"{'✓' if gate.outcome == 'passed' else '✗'} {gate.outcome}"
+    return [outcome, _words(gate.name), gate.where or "all test rows", value, gate.requirement, bounds, rows]
 
 
 def _released(evaluation: Evaluation) -> list[Section]:
@@ -278,9 +285,14 @@ def _title(name: str, lines: list[Series]) -> str:
 
 
 def _all_metrics(evaluation: Evaluation) -> Section:
-    columns = ["metric", "value", "low", "high", "rows"]
+    columns = ["metric", "value", "low", "high", "rows", "baseline", "difference"]
     rows = [
-        [_words(name), number(metric.value), number(metric.low), number(metric.high), str(metric.rows)]
+        [
+            _words(name),
+            *map(number, (metric.value, metric.low, metric.high)),
+            str(metric.rows),
+            *baseline_cells(metric, evaluation.baseline.get(name)),
+        ]
         for name, metric in evaluation.metrics.items()
     ]
     return Section("All metrics", table(columns, rows, numeric=columns[1:]))

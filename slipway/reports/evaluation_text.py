@@ -2,8 +2,8 @@
 
 from slipway.metrics.scores import why_absent
 from slipway.reports.calibration_section import in_words
-from slipway.reports.console import interval, number, text_table
-from slipway.reports.evaluation import Evaluation, headlines
+from slipway.reports.console import baseline_cells, interval, number, text_table
+from slipway.reports.evaluation import Evaluation, baseline_words, headlines
 from slipway.reports.release_comparison import ReleasedComparison
 from slipway.reports.slice_scores import SliceScores
 
@@ -20,9 +20,14 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
         for name in headlines(evaluation.task)
         if name in evaluation.without_leaked
     ]
-    rows = [[name, number(metric.value), interval(metric), str(metric.rows)] for name, metric in first]
-    lines = [text_table(["metric", "value", "interval", "rows"], rows, "  ")]
+    rows = [
+        [name, number(metric.value), interval(metric), str(metric.rows), *baseline_cells(metric, evaluation.baseline.get(name))]
+        for name, metric in first
+    ]
+    lines = [text_table(["metric", "value", "interval", "rows", "baseline", "difference"], rows, "  ")]
+    lines += [f"  baseline: {baseline_words(evaluation.task)}"] if evaluation.baseline else []
     lines += [f"  {in_words(evaluation.worth)}"] if evaluation.worth else []
+    lines += [f"  WARNING: {doubt}" for doubt in evaluation.worth.doubts] if evaluation.worth else []
     lines += [f"  no {name}: {reason}" for name, reason in absent.items()]
     lines += _slices(evaluation.slices) if evaluation.slices else []
     lines += _released(evaluation.released) if evaluation.released else []

@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 
+from numpy import float64
+from numpy.typing import NDArray
+
+from slipway.artifacts.gates import GateResult
 from slipway.config.sections import EvaluateParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
-from slipway.metrics.scores import Resampling, measure
+from slipway.metrics.baseline import baseline_scores
+from slipway.metrics.scores import Resampling, measure, why_absent
 from slipway.metrics.target_errors import errors_by_target
 from slipway.reports.calibration import Worth
 from slipway.reports.evaluation import Evaluation, measure_without_leaked
-from slipway.reports.gates import GateResult, apply_gates, apply_slice_gates
+from slipway.reports.gates import apply_gates, apply_slice_gates
 from slipway.reports.release_comparison import ReleasedAnswers, compare, released_gate
 from slipway.reports.slice_scores import RowAnswers, score_slices
 from slipway.reports.slices import Dimension
@@ -20,12 +25,16 @@ _NUM_RANGES = 5  # of a numeric target
 def measure_rows(
     test: PackedSplit,
     manifest: PackedManifest,
+    train_targets: NDArray[float64],
     worth: Worth,
     dimensions: Sequence[Dimension],
     released: ReleasedAnswers | None,
     wanted: EvaluateParams,
 ) -> Evaluation:
-    """`worth` and `released` have answers to the rows of `test`, which `dimensions` cut."""
+    """`worth` and `released` have answers to the rows of `test`, which `dimensions` cut.
+
+    The baseline is fitted on `train_targets`.
+    """
     outputs, resampling = worth.answers.outputs, worth.resampling
     answers = RowAnswers(manifest.task, test.targets, outputs, wanted.top_k)
     return Evaluation(
@@ -42,12 +51,14 @@ def measure_rows(
         compare(answers, released, resampling) if released else None,
         [] if is_classification(manifest.task) else errors_by_target(test.targets, outputs, _NUM_RANGES, resampling),
         worth,
+        baseline_scores(manifest.task, train_targets, test.targets, len(manifest.classes), wanted.top_k),
     )
 
 
 def judge(evaluation: Evaluation, wanted: EvaluateParams, resampling: Resampling) -> list[GateResult]:
-    """Every gate that the params ask for, reached or missed."""
-    gates = apply_gates(wanted.gates, evaluation.metrics)
+    """Every gate in the params: passed, missed or unjudged."""
+    absent = why_absent(evaluation.task, evaluation.targets, len(evaluation.classes), wanted.top_k)
+    gates = apply_gates(wanted.gates, evaluation.metrics, absent)
     if evaluation.slices is not None:
         answers = RowAnswers(evaluation.task, evaluation.targets, evaluation.outputs, wanted.top_k)
         gates += apply_slice_gates(wanted.slice_gates, evaluation.slices, answers, resampling)

@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
-from slipway.config.sections import Gate
+from slipway.artifacts.gates import GateResult
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling
-from slipway.reports.gates import GateResult
 from slipway.reports.slice_scores import RowAnswers, headline
 from slipway.system.contract import Contract
 from slipway.system.errors import DataError
@@ -77,9 +76,12 @@ def released_gate(comparison: ReleasedComparison, max_loss: float) -> GateResult
     """Missed where more is lost than `max_loss`."""
     return GateResult(
         name=_LOSS[comparison.difference.metric],
-        required=Gate(min=None, max=max_loss),
-        measured=comparison.loss,
+        key="evaluate.released_max_loss",
         where=f"comparison with released model {comparison.version}",
+        is_of_slice=False,
+        min=None,
+        max=max_loss,
+        measured=comparison.loss,
         remark=f"p = {comparison.p_value:.3g}",
     )
 

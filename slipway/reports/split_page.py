@@ -7,7 +7,7 @@ from slipway.reports.html_page import Html, Section, join, page, paragraph, tabl
 
 _MOST_CLASSES = 50
 _WAYS = {
-    "given": "the user's own column",
+    "given": "the given split: the user's own column, folders or shards",
     "time": "the time: train is the earliest, test the latest",
     "stable": "a hash of each unit: new rows move no old one",
     "exact": "exact shares in each class",
@@ -20,6 +20,7 @@ def split_page(report: dict[str, Any]) -> str:
     sections = [
         _counts(report),
         _leaks(report["leaks"]),
+        *_target_copies(report.get("target_copies", [])),
         *_time(report["leaks"]["time_order"]),
         *_classes(report),
         *_folds(report["folds"]),
@@ -36,6 +37,8 @@ def _counts(report: dict[str, Any]) -> Section:
     ]
     units = report["units"]
     notes = [f"{units['number']} units of rows that belong together; the largest has {_count(units['largest'])}."]
+    if report["cut_from_train"]:
+        notes.append(f"The given split has no {' and no '.join(report['cut_from_train'])}; it is cut from train.")
     if report["purged"]:
         notes.append(f"{report['purged']} rows were left out because their group or near duplicates reach a later split.")
     if worst := report["largest_deviation"]:
@@ -62,6 +65,18 @@ def _leaks(leaks: dict[str, Any]) -> Section:
 
 def _shared(overlap: dict[str, Any]) -> str:
     return f"{overlap['values']} ({', '.join(overlap['examples'])})" if overlap["values"] else "0"
+
+
+def _target_copies(copies: list[dict[str, Any]]) -> list[Section]:
+    if not copies:
+        return []
+    rows = [[copy["column"], f"{copy['score']:.3f}", f"{copy['rows']:,}"] for copy in copies]
+    note = (
+        "Each of these columns alone tells the target of training rows that it was not fitted on. If it is known only after "
+        "the target is, ignore it in data.columns."
+    )
+    body = join([table(["column", "score", "training rows"], rows, numeric=["score", "training rows"]), paragraph(note, "bad")])
+    return [Section("Suspected copies of the target", body)]
 
 
 def _time(order: dict[str, Any] | None) -> list[Section]:

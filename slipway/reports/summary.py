@@ -1,6 +1,7 @@
 """`python -m slipway.reports.summary`: one screen about the last run, read from the files that the stages left behind.
 
 It measures nothing. A file that is missing, or a certificate of another bundle, is refused.
+The command ends with exit code 1 if a quality gate was missed or could not be judged.
 """
 
 import json
@@ -10,33 +11,56 @@ from typing import Any
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, Execution, Hop, read_certificate
+from slipway.artifacts.gates import not_passed
 from slipway.config.command import run_stage
-from slipway.reports.console import interval, number, size, text_table
+from slipway.reports.console import baseline_cells, interval, number, size, text_table
 from slipway.reports.evaluation import read_metrics
 from slipway.system.contract import Task, is_classification
-from slipway.system.errors import CertificateError, SchemaError
+from slipway.system.errors import CertificateError, GateMissedError, SchemaError
 
 _SERVE = "serve it on 127.0.0.1:3000\n  make serve\n  bentoml serve serving.service:Slipway"
+
+_BASELINES = {True: "the majority class", False: "the mean target"}
+
+
+def main(root: Path) -> None:
+    """Print the summary; GateMissedError after it if the quality gates forbid a release."""
+    bundle, certificate = _read(root)
+    print(summary(root))
+    failed = not_passed(certificate.gate_results)
+    if failed:
+        lines = "\n".join(f"  {result.outcome}: {result.text}" for result in failed)
+        raise GateMissedError(
+            f"model {bundle.version} did not pass {len(failed)} of {len(certificate.gate_results)} quality gates, "
+            f"so the service is not ready with it:\n{lines}\n"
+            "reports/evaluate.html shows where it goes wrong. Train a better model, or change the gate in params.yaml, "
+            "then run `dvc repro`."
+        )
 
 
 def summary(root: Path) -> str:
     """The whole text, at most 100 columns wide but for the reasons; `root` is the project's folder."""
+    bundle, certificate = _read(root)
+    return "\n\n".join(
+        [
+            f"model {bundle.version}, {bundle.manifest.task}, {certificate.status}, gates {certificate.gates}",
+            _rows(root),
+            _metrics(root, bundle),
+            _hops(certificate, bundle),
+            *_not_executed(certificate.hops),
+            *([] if not_passed(certificate.gate_results) else [_SERVE]),
+        ]
+    )
+
+
+def _read(root: Path) -> tuple[LoadedBundle, Certificate]:
     bundle = load_bundle(root / "artifacts/bundle")
     certificate = read_certificate(root / "artifacts/certificate.json")
     if certificate.bundle_digest != bundle.digest:
         raise CertificateError(
             f"the certificate is for bundle {certificate.bundle_digest[:12]}, artifacts/bundle is {bundle.version}. Run `dvc repro`."
         )
-    return "\n\n".join(
-        [
-            f"model {bundle.version}, {bundle.manifest.task}, {certificate.status}",
-            _rows(root),
-            _metrics(root, bundle.manifest.task),
-            _hops(certificate, bundle),
-            *_not_executed(certificate.hops),
-            _SERVE,
-        ]
-    )
+    return bundle, certificate
 
 
 def _rows(root: Path) -> str:
@@ -47,12 +71,16 @@ def _rows(root: Path) -> str:
     return f"rows\n  read {read}, kept {kept}, refused {read - kept}{f' ({rules})' if rules else ''}\n  {shares}"
 
 
-def _metrics(root: Path, task: Task) -> str:
+def _metrics(root: Path, bundle: LoadedBundle) -> str:
+    task, baseline = bundle.manifest.task, bundle.manifest.baseline
     metrics = read_metrics(root / "metrics/evaluate.json")
     shown = [(name, metrics[name]) for name in (("accuracy", "f1_macro") if is_classification(task) else ("rmse", "r2"))]
-    rows = [[name, number(metric.value), f"{metric.confidence * 100:g} % {interval(metric)}"] for name, metric in shown]
-    title = f"trained network on {shown[0][1].rows} test rows"
-    return f"{title}\n" + text_table(["metric", "value", "interval"], rows, "  ")
+    rows = [
+        [name, number(metric.value), f"{metric.confidence * 100:g} % {interval(metric)}", *baseline_cells(metric, baseline.get(name))]
+        for name, metric in shown
+    ]
+    title = f"trained network on {shown[0][1].rows} test rows; baseline: {_BASELINES[is_classification(task)]}"
+    return f"{title}\n" + text_table(["metric", "value", "interval", "baseline", "difference"], rows, "  ")
 
 
 def _hops(certificate: Certificate, bundle: LoadedBundle) -> str:
@@ -109,4 +137,4 @@ def _entry(path: Path, key: str) -> Any:
 
 
 if __name__ == "__main__":
-    run_stage(lambda _: print(summary(Path())))
+    run_stage(lambda _: main(Path()))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import Certificate, Execution, Hop, first_fault
+from slipway.artifacts.gates import not_passed
 from slipway.artifacts.input_contract import InputContract
 from slipway.data.store.packed import Inputs
 from slipway.inputs.columns import ColumnContract
@@ -48,6 +49,7 @@ def verify_page(certificate: Certificate, answered: Answered, contract: InputCon
     compared = [hop for hop in hops if hop.reference and hop.rows]
     sections = [
         _verdict(certificate, len(answered.ids), is_classification(answered.task)),
+        _gates(certificate),
         Section("How far from the trained network", _difference_bars(compared)),
         _agreement(hops, answered.task),
         _changes(hops, certificate.metric),
@@ -78,10 +80,24 @@ def _verdict(certificate: Certificate, num_rows: int, has_labels: bool) -> Secti
     )
     fault = first_fault(hops)
     if fault is None:
-        return Section("Verdict", join([boxes, paragraph("No hop differs by more than verify allows.", "good")]))
+        good = paragraph("No hop differs by more than verify allows.", "good")
+        told = [paragraph(f"{hop.name} {hop.status}: {hop.reason}.", "note") for hop in executed if hop.reason]
+        return Section("Verdict", join([boxes, good, *told]))
     row = f" Worst row: {fault.worst_row}." if fault.worst_row else ""
     text = f"The first bad hop is {fault.name}, which {fault.status.replace('_', ' ')}: {fault.reason}.{row}"
     return Section("Verdict", join([boxes, paragraph(text, "bad")]))
+
+
+def _gates(certificate: Certificate) -> Section:
+    """Apart from the hops: they say that this is the trained network, gates whether that is good enough."""
+    failed, total = not_passed(certificate.gate_results), len(certificate.gate_results)
+    if not total:
+        return Section("Quality gates", paragraph("None: evaluate.gates in params.yaml is empty.", "soft"))
+    if not failed:
+        return Section("Quality gates", paragraph(f"{total} of {total} passed.", "good"))
+    lines = [paragraph(f"{result.outcome}: {result.text}", "bad") for result in failed]
+    note = "It may be shadowed, replayed and compared, but not served, canaried, released or packed."
+    return Section("Quality gates", join([*lines, paragraph(note, "note")]))
 
 
 def _largest(hops: Sequence[Hop]) -> str:
@@ -138,7 +154,7 @@ def _outliers_row(hop: Hop, found: Metric) -> list[str]:
 def _agreement_row(hop: Hop, task: Task) -> list[str]:
     return [
         hop.name,
-        "✓\u00a0agrees" if hop.status == "agrees" else "✗\u00a0differs",
+        f"{'✓' if hop.status == 'agrees' else '✗'}\u00a0{hop.status}",
         hop.reference or "",
         str(hop.rows),
         _or_infinite(hop.max_difference) if hop.reference and hop.rows else "",
@@ -158,10 +174,9 @@ def _changes(hops: Sequence[Hop], metric: str) -> Section:
     confidence = next((hop.metric.confidence for hop in hops if hop.metric), 0.95)
     note = (
         f"Change: the hop's number less the trained network's on the same rows, with its {confidence * 100:g} % interval over paired "
-        f"resamples of the rows. The {'accuracy' if metric == 'accuracy' else 'RMSE'} itself is judged; "
-        "its interval tells what other test rows could make of it."
+        f"resamples of the rows. The {'accuracy and the macro F1 are' if metric == 'accuracy' else 'RMSE is'} judged "
+        "by the mild end of that interval: a loss that other test rows could undo is no proof."
     )
-    note += " The macro F1 is judged by the mild end of its interval." if "f1_macro" in names else ""
     shown = table(["hop", metric, *(f"change of {name.replace('_', ' ')}" for name in names)], rows, numeric=[metric])
     return Section("Metrics", join([shown, *_budgets(hops), paragraph(note, "note")]))
 

@@ -4,9 +4,18 @@ from pathlib import Path
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.engine_manifest import FORMAT_VERSION, EngineRequest, Passport, write_engine
-from slipway.runtimes.runtime import this_machine
+from slipway.runtimes.runtime import this_machine, why_unavailable
 from slipway.runtimes.tensorrt import BuildRequest, build_engine_apart
 from slipway.system import files
+from slipway.system.errors import EngineError
+
+
+def why_no_engine(*, require: bool) -> str | None:
+    """Why no engine can be built here; None if one can. EngineError if one is required and cannot be."""
+    reason = why_unavailable("tensorrt")
+    if reason and require:
+        raise EngineError(f"compile.require is true, but no engine can be built here: {reason}. Set it to false to leave a receipt.")
+    return reason
 
 
 def compile_engine(folder: Path, bundle: LoadedBundle, request: EngineRequest, timing_cache: Path, module: str = "tensorrt") -> Passport:

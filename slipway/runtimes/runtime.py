@@ -7,6 +7,8 @@ passport does not fit is refused. onnxruntime and tensorrt are imported when the
 
 import ctypes
 import importlib
+import importlib.util
+import sys
 import threading
 import weakref
 from contextlib import nullcontext
@@ -24,9 +26,11 @@ from slipway.runtimes.cpu_int8 import weight_bits
 from slipway.runtimes.cuda import CudaDevice, describe_gpu
 from slipway.runtimes.engine_cache import EngineKey, engines_of
 from slipway.runtimes.memfd import path_or_bytes
+from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.runtimes.tensorrt import check_precision
 from slipway.system.errors import BundleError, EngineError, UnavailableError
 
+NEWEST_FOR_TENSORRT = (3, 12)  # the newest Python that tensorrt-cu13 10.x has wheels for
 ONNX_TENSORRT = "onnxruntime_tensorrt"  # ONNX Runtime's TensorRT provider, told apart from TensorRT itself
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # TF32 keeps 10 of fp32's 23 bits, and CUDA would use it without being asked.
@@ -116,18 +120,18 @@ def why_unavailable(provider: str) -> str | None:
 
     "cpu", "cuda" and "onnxruntime_tensorrt" are ONNX Runtime's, "tensorrt" is an engine without it.
     """
-    import onnxruntime
+    onnxruntime = import_onnxruntime()
 
     if provider == "tensorrt":
-        return _why_no_cuda_driver() or _why_no_tensorrt()
+        return why_no_cuda_driver() or _why_no_tensorrt()
     if provider == ONNX_TENSORRT:
-        return _why_no_cuda_driver() or _why_no_tensorrt() or _why_no_tensorrt_provider()
+        return why_no_cuda_driver() or _why_no_tensorrt() or _why_no_tensorrt_provider()
     if provider not in _PROVIDERS:
         return f"unknown provider {provider!r}, expected one of {', '.join(_PROVIDERS)}, tensorrt, {ONNX_TENSORRT}"
     if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return f"this build of onnxruntime has no {_PROVIDERS[provider]}; install onnxruntime-gpu"
     # The list above names what was compiled in, not what can load: the driver decides.
-    return _why_no_cuda_driver() if provider == "cuda" else None
+    return why_no_cuda_driver() if provider == "cuda" else None
 
 
 def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_threads: int) -> OnnxRunner:
@@ -135,7 +139,7 @@ def open_onnx(model: bytes, *, variant: str, precision: str, provider: str, num_
 
     `num_threads` 0 lets ONNX Runtime take every core.
     """
-    import onnxruntime
+    onnxruntime = import_onnxruntime()
 
     if provider not in _PROVIDERS:
         raise UnavailableError(f"ONNX Runtime was asked for the provider {provider!r}, it has {', '.join(_PROVIDERS)}.")
@@ -156,7 +160,7 @@ def open_onnx_tensorrt(bundle: LoadedBundle, variant: str, profile: Profile, cac
     UnavailableError where that provider cannot run, or cannot run this variant as it is; EngineError and IntegrityError where
     what lies in the cache is not this very model's engine for this very machine.
     """
-    import onnxruntime
+    onnxruntime = import_onnxruntime()
 
     entry = bundle.manifest.models[variant]
     if entry.precision == "fp32":
@@ -193,7 +197,7 @@ def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dic
 
 def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
     """A session of ONNX Runtime on the first of `providers`, each (name, options) or a name; UnavailableError if it chose another."""
-    import onnxruntime
+    onnxruntime = import_onnxruntime()
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -274,6 +278,9 @@ def _require(provider: str) -> None:
 
 
 def _why_no_tensorrt() -> str | None:
+    if sys.version_info[:2] > NEWEST_FOR_TENSORRT and not importlib.util.find_spec("tensorrt"):
+        newest, here = (".".join(map(str, version)) for version in (NEWEST_FOR_TENSORRT, sys.version_info[:2]))
+        return f"TensorRT has no package for Python {here}; build the environment with Python {newest}"
     for module in ("tensorrt", "cuda.bindings.runtime"):
         try:
             importlib.import_module(module)
@@ -283,7 +290,7 @@ def _why_no_tensorrt() -> str | None:
 
 
 def _why_no_tensorrt_provider() -> str | None:
-    import onnxruntime
+    onnxruntime = import_onnxruntime()
 
     if "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
         return "this build of onnxruntime has no TensorRT provider; install onnxruntime-gpu"
@@ -294,7 +301,8 @@ def _why_no_tensorrt_provider() -> str | None:
     return None
 
 
-def _why_no_cuda_driver() -> str | None:
+def why_no_cuda_driver() -> str | None:
+    """Why the driver gives no GPU to this process, or None if it gives one."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -7,11 +7,12 @@ SlipwayError                 ends a command with exit code 1 and its text, witho
 │   └── CellError            one cell of a table that its column does not take (has a `rule` and a `column`)
 ├── SchemaError              a file between two stages is not what its reader declared
 ├── IntegrityError           bytes do not have the digest that was written down for them
+├── SealError                inputs changed while a stage ran, or a record is not of what ran
 ├── LockedError              another process holds what this one needs
 ├── UnavailableError         asked for by name, but not possible here (device, strategy, provider)
 ├── TrainingError            the run itself went wrong: loss not finite, requested and actual differ
 ├── MetricError              numbers that cannot be measured: NaN, no rows, shapes that do not fit
-├── GateMissedError          a required metric was not reached
+├── GateMissedError          a quality gate was missed or could not be judged
 ├── ParityError              two hops that must agree do not
 ├── BundleError              a bundle that is unreadable, altered or of an unknown format
 │   └── CertificateError     no certificate that fits the bundle
@@ -60,6 +61,10 @@ class IntegrityError(SlipwayError):
     """Bytes do not have the digest that was written down for them."""
 
 
+class SealError(SlipwayError):
+    """Params, code or data changed while a stage ran, or a record names others than it ran with."""
+
+
 class LockedError(SlipwayError):
     """Another process holds what this one needs."""
 
@@ -77,7 +82,7 @@ class MetricError(SlipwayError):
 
 
 class GateMissedError(SlipwayError):
-    """A required metric was not reached."""
+    """A model whose quality gates do not allow its release."""
 
 
 class ParityError(SlipwayError):

@@ -16,7 +16,7 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LARGEST_BLOCK = 32 << 20  # the most that glibc allows; larger ones still come from the system
 _KEPT_BYTES = 256 << 20
-_LARGEST_BLOCK_OF_A_SERVICE = 2 << 20  # smaller ones, such as most decoded images, are faster out of what is kept
+LARGEST_BLOCK_OF_A_SERVICE = 2 << 20  # smaller ones, such as most decoded images, are faster out of what is kept
 _KEPT_BYTES_OF_A_SERVICE = 2 << 20
 
 
@@ -27,7 +27,7 @@ def keep_freed_memory() -> bool:
 
 def keep_little_freed_memory() -> bool:
     """Ask the opposite, also that glibc does not change its mind."""
-    return _set_thresholds(_LARGEST_BLOCK_OF_A_SERVICE, _KEPT_BYTES_OF_A_SERVICE)
+    return _set_thresholds(LARGEST_BLOCK_OF_A_SERVICE, _KEPT_BYTES_OF_A_SERVICE)
 
 
 def give_back_freed_memory() -> bool:

@@ -11,7 +11,6 @@ from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan
 from slipway.inputs.images import ImageContract
 from slipway.system.contract import is_classification
-from slipway.system.cores import num_cores
 from slipway.system.malloc import keep_freed_memory
 from slipway.training.batches.batches import ImageChanges, StepShape, TrainingBatches
 from slipway.training.distributed.execution import arrange
@@ -21,15 +20,19 @@ from slipway.training.module import TrainingModule
 from slipway.training.networks.freezing import Freezing
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.precision import allow_float16_on_cpu, fit_into_half
+from slipway.training.threads import own_threads
 
 
-def prepare_process(params: TrainParams, placement: Placement, network: Network) -> None:
-    """Threads, memory and precision of this process, and the layout of the weights."""
+def prepare_process(params: TrainParams, placement: Placement, network: Network, threads: int | None = None) -> None:
+    """Set threads, memory and precision of this process, and the layout of the weights.
+
+    `threads` are those of a resumed training; without them, all that this process may use.
+    """
     # Deterministic mode would also fill every new tensor, DeepSpeed's buckets of 400 MB in each step among them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
-    if placement.accelerator == "cpu":
-        torch.set_num_threads(max(1, num_cores() // placement.devices))
+    if threads := threads or own_threads(placement):
+        torch.set_num_threads(threads)
     if placement.half_dtype:
         fit_into_half(network, placement.half_dtype)
         if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from slipway.config.sealing import check_inputs
 from slipway.system import files
 from slipway.system.errors import TrainingError
 from slipway.training.checkpoints.checkpoints import Save
@@ -19,7 +20,10 @@ from slipway.training.recipe.early_stopping import has_ended
 
 
 def write_checkpoint(job: Job) -> None:
-    """From the newest save, which is the last; then nothing of it is left to resume. TrainingError where it is not whole."""
+    """Write the model from the newest save, which is the last, and remove all saves.
+
+    TrainingError if the save is not whole. SealError if the inputs changed; the saves stay then.
+    """
     save, problems = job.saves.newest()
     if save is None or not has_ended(save.history, job.params):
         raise TrainingError(
@@ -30,6 +34,7 @@ def write_checkpoint(job: Job) -> None:
     card = _model_card(job, save, count_parameters(_network_with(job.spec, weights)))
     files.write_json(job.paths.metrics, _metrics(card, save))
     save_checkpoint(job.paths.checkpoint, card, weights)
+    check_inputs()
     job.saves.remove()
     if card.stopped_early:
         print(f"stopped   after epoch {save.epoch}, {job.params.early_stopping_patience} after the lowest validation loss")

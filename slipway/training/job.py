@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from slipway.config.sections import TrainParams
@@ -16,14 +15,16 @@ from slipway.data.augmentation.plan import AugmentPlan, open_augmented
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.system.errors import DataError
 from slipway.training.batches.batches import StepShape, cut_step
-from slipway.training.checkpoints.checkpoints import Saves
+from slipway.training.checkpoints.checkpoints import Save, Saves
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.distributed.strategies import Placement, place, this_machine
-from slipway.training.networks.networks import Network, NetworkSpec, Stretch, build_network
-from slipway.training.networks.pretrained import load_pretrained, pretrained_file, pretrained_normalisation
+from slipway.training.networks.drawing import drawn_network
+from slipway.training.networks.networks import Network, NetworkSpec, Stretch
+from slipway.training.networks.pretrained import pretrained_file, pretrained_normalisation
 from slipway.training.recipe.losses import class_weights
+from slipway.training.threads import can_have, own_threads
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,24 @@ class Job:
         """Optimizer steps."""
         return self.data.num_train // self.shape.batch_size
 
-    @property
-    def stretch(self) -> Stretch:
-        """How it is cut over processes, from the beginning on."""
-        return Stretch(
-            first_step=0, strategy=self.placement.strategy, world_size=self.placement.world_size, per_device=self.shape.per_device
+    def stretch(self, resumed: Save | None = None) -> Stretch:
+        """How it is cut over processes, from the beginning on.
+
+        After a save of equal processes they keep its number of threads, on which the last bits of
+        sums depend, however many cores there are now.
+        """
+        threads = own_threads(self.placement)
+        own = Stretch(
+            first_step=0,
+            strategy=self.placement.strategy,
+            world_size=self.placement.world_size,
+            per_device=self.shape.per_device,
+            threads=threads,
         )
+        if resumed is None or threads is None or (pinned := resumed.stretches[-1].threads) is None:
+            return own
+        kept = own.model_copy(update={"threads": pinned})
+        return kept if resumed.stretches[-1].is_cut_as(kept) and can_have(pinned) else own
 
     @property
     def board(self) -> Path:
@@ -159,15 +172,6 @@ def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
         std=std,
         target_scale=manifest.target_scale,
     )
-
-
-def drawn_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Network:
-    """A network as it is before its first step: drawn from `seed`, and pretrained where `params` ask for it."""
-    torch.manual_seed(seed)
-    network = build_network(spec)
-    if pretrained := pretrained_file(params):
-        load_pretrained(network, pretrained)
-    return network
 
 
 def count_parameters(network: nn.Module) -> int:

@@ -86,12 +86,13 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
 
 def _fit(job: Job, network: Network, resumed: Save | None, log: RunLog, meter: CostMeter) -> None:
     params, placement, data, shape = job.params, job.placement, job.data, job.shape
-    prepare_process(params, placement, network)
+    stretch = job.stretch(resumed)
+    prepare_process(params, placement, network, stretch.threads)
     signals, clock = Signals(), StepClock()
     steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
     average = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
-    resumption = Resumption(job.saves, resumed, job.stretch, average, **steps)
-    saver = Saver(job.saves, resumed, job.stretch, params, signals, average, **steps)
+    resumption = Resumption(job.saves, resumed, stretch, average, **steps)
+    saver = Saver(job.saves, resumed, stretch, params, signals, average, **steps)
     lines = EpochLines(saver, shape.batch_size, clock)
     telemetry = StepTelemetry(params, _where(job, resumed), log, clock)
     bars = progress_bars(telemetry)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
 from slipway.metrics.uncertainty_fitting import fit_temperature, least_probability, softmax, upper_quantile
+from slipway.reports.calibration import coverage_doubts, share_of
 from slipway.system.errors import IntegrityError, SchemaError
 from tests.calibrations import CALIBRATION
 
@@ -148,3 +150,42 @@ def test_a_calibration_is_read_as_it_was_written_and_refused_when_it_is_not_one(
     path.write_text(path.read_text().replace('"temperature": 1.0', '"temperature": 0.0'))
     with pytest.raises(SchemaError, match="not what the evaluate stage writes"):
         read_calibration(path)
+
+
+# what was measured
+
+
+def measured(hits: int, rows: int) -> Metric:
+    return share_of(np.arange(rows) < hits, 0.95)
+
+
+@pytest.mark.parametrize(("hits", "verdict"), [(110, "below"), (124, "within"), (138, "above")])
+def test_a_coverage_is_marked_only_where_the_interval_excludes_the_target(hits: int, verdict: str) -> None:
+    conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": 200})
+    found = measured(hits, 138)
+    assert conformal.verdict(found.low, found.high) == verdict
+    doubts = coverage_doubts(conformal, found)
+    if verdict == "within":
+        assert doubts == []
+    else:
+        share = f"{hits / 138:.1%} of 138 test rows ({found.low:.1%} to {found.high:.1%})"
+        assert doubts == [f"The measured coverage, {share}, is {verdict} the target of 90%."]
+
+
+@pytest.mark.parametrize(("rows", "warns"), [(199, True), (200, False)])
+def test_a_coverage_that_was_fitted_on_fewer_than_200_rows_is_marked(rows: int, warns: bool) -> None:
+    conformal = CALIBRATION.conformal.model_copy(update={"coverage": 0.9, "rows": rows})
+    doubts = coverage_doubts(conformal, measured(124, 138))
+    assert [f"fitted on {rows} rows, fewer than 200" in doubt for doubt in doubts] == [True] * warns
+
+
+def test_rows_whose_set_or_interval_holds_the_truth_are_counted() -> None:
+    shares = np.array([[0.2, 0.5, 0.3], [0.9, 0.05, 0.05]], dtype=np.float32)
+    held = with_threshold(0.25).holds_truth(shares, np.array([2.0, 1.0]), of_classes=True)
+    assert held is not None
+    assert held.tolist() == [True, False]
+    numbers = np.array([[1.0], [5.0]], dtype=np.float32)
+    held = with_threshold(2.0).holds_truth(numbers, np.array([3.0, 8.0]), of_classes=False)
+    assert held is not None
+    assert held.tolist() == [True, False]
+    assert with_threshold(None).holds_truth(numbers, np.zeros(2), of_classes=False) is None

@@ -1,13 +1,18 @@
 import errno
 import os
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slipway.config.command import run_stage
+from slipway.config.command import run_command, run_stage
 from slipway.config.params import Params
 from slipway.system.errors import DataError
+from tests.conftest import ROOT
 
 
 def _exit_code(error: BaseException) -> int | str | None:
@@ -86,3 +91,75 @@ def test_a_disk_that_refuses_is_told_before_the_work_begins(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(ran) == 1
     assert f"error: {tmp_path / 'artifacts'}: File too large." in capsys.readouterr().err
+
+
+_BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+_UNREAD = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from slipway.config.command import run_command
+"""
+
+
+def _piped(code: str, **unread: bool) -> subprocess.Popen[bytes]:
+    """A process whose named streams are pipes that nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        streams: dict[str, Any] = {name: write if is_unread else subprocess.PIPE for name, is_unread in unread.items()}
+        return subprocess.Popen([sys.executable, "-c", _UNREAD + code], env=_BUFFERED, **streams)
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "run_command(lambda: print('one line, which is still buffered at the end'))",
+        "run_command(lambda: print('x' * 1_000_000))",
+        "run_command(lambda: print('x', flush=True))",
+        "run_command(lambda: sys.exit(print('as --help does')))",
+    ],
+)
+def test_a_command_whose_output_nobody_reads_any_more_ends_without_a_word(code: str) -> None:
+    with _piped(code, stdout=True, stderr=False) as process:
+        assert process.stderr
+        assert (process.stderr.read(), process.wait()) == (b"", 128 + signal.SIGPIPE)
+
+
+def test_a_message_that_nobody_reads_ends_a_command_as_well() -> None:
+    code = "from slipway.system.errors import DataError\ndef run():\n    raise DataError('no images')\nrun_command(run)"
+    with _piped(code, stderr=True) as process:
+        assert process.wait() == 128 + signal.SIGPIPE
+
+
+def test_an_error_is_still_told_where_nobody_reads_the_output() -> None:
+    code = "from slipway.system.errors import DataError\ndef run():\n    print('x')\n    raise DataError('no images')\nrun_command(run)"
+    with _piped(code, stdout=True, stderr=False) as process:
+        assert process.stderr
+        assert b"error: no images" in process.stderr.read()
+
+
+def test_a_broken_pipe_of_anything_else_keeps_its_traceback() -> None:
+    def run() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        run_command(run)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "arguments",
+    [("serving.rollout", "status"), ("serving.rollout", "--help"), ("serving.auth.keys", "--help"), ("slipway.replay", "--help")],
+)
+def test_every_command_may_be_piped_into_one_that_reads_nothing(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    environment = _BUFFERED | {"SLIPWAY_STATE": str(tmp_path)}
+    with os.fdopen(write) as stdout:
+        command = [sys.executable, "-m", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert done.returncode == 128 + signal.SIGPIPE

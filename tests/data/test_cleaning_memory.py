@@ -88,9 +88,9 @@ def peak(work: Callable[[int], None], count: int) -> int:
     return most
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see memory")
-@pytest.mark.parametrize("kind", ["images", "table"])
+@pytest.mark.parametrize("kind", ["images", pytest.param("table", marks=pytest.mark.nightly)])
 def test_memory_does_not_grow_with_the_rows(kind: str, tmp_path: Path, root: Path) -> None:
     def bytes_a_row(place: str) -> float:
         command = [sys.executable, "-c", f"from tests.data.test_cleaning_memory import tell; tell({kind!r}, {place!r})"]

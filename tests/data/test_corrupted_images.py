@@ -14,7 +14,7 @@ from tests.data.pictures import encode
 from tests.data.test_data_stages import prepare, refusal, run
 
 NUM_OF_EACH = 13
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def flipped(payload: bytes, position: int) -> bytes:
@@ -76,7 +76,7 @@ def _write(path: Path, payload: bytes | None) -> None:
         path.write_bytes(payload)
 
 
-@pytest.mark.parametrize("num_images", [2_500, 10_000])
+@pytest.mark.parametrize("num_images", [2_500, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(tmp_path: Path, num_images: int) -> None:
     corrupted = write_images(tmp_path / "images", num_images)
     changes = {"data__digests": str(tmp_path / "images" / "SHA256SUMS"), "clean__max_pixels": 1_000_000}

@@ -23,7 +23,7 @@ from tests.data.pictures import picture, write_folder
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "data" / "demo" / "digits.parquet"
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def prepare(folder: Path, data_path: Path, **changes: Any) -> None:
@@ -100,7 +100,7 @@ def _split_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+@pytest.mark.parametrize("encoding", ["raw", pytest.param("jpeg", marks=pytest.mark.nightly)])
 def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path: Path, split_images: Path, encoding: str) -> None:
     shutil.copytree(split_images / "data", tmp_path / "data")
     changes = {"precompute__image_size_px": 160, "precompute__channels": 3, "precompute__encoding": encoding}
@@ -145,6 +145,7 @@ def halve(image):
 """
 
 
+@pytest.mark.nightly(seconds=40)
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
 def test_a_transform_of_the_users_runs_here_and_on_ray_with_the_same_result(tmp_path: Path) -> None:
     write_folder(
@@ -233,6 +234,29 @@ def test_an_archive_with_bad_members_stops_the_stage_with_all_of_them(tmp_path: 
     assert "'../../evil.png': a path that leads out" in errors
     assert (tmp_path / ".work/archives/refused.txt").read_text().count("\n") == 2
     assert not list(tmp_path.parent.rglob("evil.png"))
+
+
+def test_split_folders_go_through_clean_and_split_as_the_given_split(tmp_path: Path) -> None:
+    for place in range(60):
+        folder = tmp_path / "images" / ("Train", "Train", "Train", "TEST")[place % 4] / "ab"[place // 4 % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{place}.png").write_bytes(picture(place, size_px=16))
+    shutil.copy(tmp_path / "images" / "TEST" / "a" / "3.png", tmp_path / "images" / "Train" / "a" / "leak.png")
+    (tmp_path / "images" / "README.md").write_text("pictures")
+    prepare(tmp_path, Path("images"))
+    said = ended(tmp_path, "clean").stdout
+    assert "given split: Train/ -> train (45 rows), TEST/ -> test (15 rows); `split` cuts val from train" in said
+    assert "copies of rows in another given split: 1" in said
+    split_output = ended(tmp_path, "split").stdout
+    assert "test 15 (given)" in split_output
+    assert "val is cut from train" in split_output
+    rows = pq.read_table(tmp_path / "data" / "split" / "rows.parquet").to_pylist()
+    assert {(row["source"].split("/")[0], row["split"]) for row in rows} == {("Train", "train"), ("Train", "val"), ("TEST", "test")}
+    assert {row["label"] for row in rows} == {"a", "b"}
+    assert json.loads((tmp_path / "reports" / "split.json").read_text())["cut_from_train"] == ["val"]
+    run(tmp_path, "precompute")
+    manifest = read_manifest(tmp_path / "data" / "packed")
+    assert sum(len(open_split(tmp_path / "data" / "packed", manifest, name)) for name in ("train", "val", "test")) == 60
 
 
 def test_a_stage_before_its_turn_names_what_is_missing(tmp_path: Path) -> None:

@@ -163,6 +163,34 @@ def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_one
     assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.time_column=null"
 
 
+def test_the_split_that_folders_give_goes_into_the_joined_file_and_its_command(tmp_path: Path) -> None:
+    for seed, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog")):
+        (tmp_path / "old" / place).mkdir(parents=True)
+        (tmp_path / "old" / place / f"{seed}.png").write_bytes(picture(seed))
+    data, out = data_params(tmp_path / "old"), tmp_path / "next.parquet"
+    join(data, collected_images(tmp_path / "a.parquet", {5: "cat"}), out)
+    assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.split_column=slipway_split"
+    found = read(data, out, split_column="slipway_split")
+    assert [(sample.label, sample.given_split) for sample in found] == [
+        ("cat", "test"),
+        ("dog", "test"),
+        ("cat", "train"),
+        ("dog", "train"),
+        ("cat", "train"),
+    ]
+
+
+def test_the_split_that_shards_give_goes_into_the_joined_table(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for split, numbers in {"train": [1.5, 2.5, 3.5], "test": [4.5, 5.5]}.items():
+        cells = {"a": numbers, "label": ["x", "y", "x"][: len(numbers)]}
+        pq.write_table(pa.table(cells), tmp_path / "old" / f"{split}-00000-of-00001.parquet")
+    pq.write_table(pa.table({"a": [9.5], "label": ["y"]}), tmp_path / "new.parquet")
+    out = tmp_path / "next.parquet"
+    join(raw_files.data_params(tmp_path / "old", "table_classification", "label"), tmp_path / "new.parquet", out)
+    assert pq.read_table(out)["slipway_split"].to_pylist() == ["test", "test", "train", "train", "train", "train"]
+
+
 def test_refused_rows_of_the_old_data_stay_refused(tmp_path: Path) -> None:
     path = old_images(tmp_path / "old", "paths.csv")
     path.write_text(path.read_text() + "images/none.png,cat,s\nimages/1.png,,s\nonly\n")

@@ -52,7 +52,7 @@ def _seconds(form: StoreForm, work: Path, num_workers: int) -> float:
     return (moments[ahead + timed - 1] - moments[ahead - 1]) / timed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_gain_of_more_workers_is_foretold(tmp_path: Path, write_functions: WriteFunctions) -> None:
     write_functions("waits_for_a_server", {"__init__.py": "", "crop.py": SLOW})
     transform = TransformContract(function=NAME, sha256=code_digest(NAME))

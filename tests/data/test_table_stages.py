@@ -16,7 +16,7 @@ from slipway.system import files
 from tests.data.raw_files import numbered_csv, write_csv
 from tests.data.test_data_stages import ROOT, digests, ended, prepare, refusal, run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 WINE = ROOT / "data" / "demo" / "wine.csv"
 
 
@@ -118,3 +118,15 @@ def test_what_has_no_effect_on_a_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     run(tmp_path, "clean", "split")
     assert "without effect here are encoding jpeg, train_size_px" in ended(tmp_path, "precompute").stdout
+
+
+def test_split_names_a_near_copy_of_the_target(tmp_path: Path) -> None:
+    header, *lines = WINE.read_text().splitlines()
+    names = {"1": "nebbiolo", "2": "grignolino", "3": "barbera"}
+    rows = [f"{line},{names[line[0]] if number else 'barbera'}" for number, line in enumerate(lines)]
+    path = write_csv(tmp_path / "t.csv", "\n".join([f"{header},grape", *rows]) + "\n")
+    prepare_table(tmp_path, path, "table_classification", "cultivar")
+    run(tmp_path, "clean")
+    assert "suspected leak: 'grape' alone predicts the target (balanced accuracy " in ended(tmp_path, "split").stdout
+    (found,) = json.loads((tmp_path / "reports" / "split.json").read_text())["target_copies"]
+    assert found["column"] == "grape"

@@ -147,7 +147,7 @@ def test_the_service_names_the_image_that_the_function_fails_on(write_functions:
     assert (raised.value.code, raised.value.status) == ("transform_failed", 422)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_worker_processes_run_the_same_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must be importable there: the worker gets the parent's import path."""
     folder = tmp_path / "code" / "faces_of_workers"

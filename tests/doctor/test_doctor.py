@@ -14,7 +14,7 @@ from slipway.doctor.timed_processes import Measured, Project
 from tests import warm_starts
 from tests.training.conftest import ROOT, write_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 FOUND_WITHIN = 0.25  # of the gain that was foretold
 
 
@@ -49,6 +49,7 @@ def test_what_was_slowed_is_named_and_its_cure_proposed(tmp_path: Path) -> None:
     assert found.proposal.expected_gain > 1.3
 
 
+@pytest.mark.nightly(seconds=60)
 @pytest.mark.parametrize(("kind", "name", "words"), [("transform", "making batches", "it computes"), ("disk", "reading", "it waits")])
 def test_a_slow_part_is_named_and_the_gain_of_its_cure_foretold(tmp_path: Path, kind: str, name: str, words: str) -> None:
     project, found = _examined(tmp_path, kind)
@@ -63,6 +64,7 @@ def test_a_slow_part_is_named_and_the_gain_of_its_cure_foretold(tmp_path: Path, 
     assert abs(proof.error) < FOUND_WITHIN
 
 
+@pytest.mark.nightly(seconds=30)
 def test_a_training_that_nothing_slows_is_bound_by_something_else_than_its_data(tmp_path: Path) -> None:
     project = _project(tmp_path, batch_size=32)
     found = examine(project, trials=False)
@@ -77,6 +79,7 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
         assert sum(each.parts_ms.values()) == pytest.approx(each.step_ms, rel=0.01)
 
 
+@pytest.mark.nightly
 def test_communication_of_two_processes_is_told_apart(tmp_path: Path) -> None:
     project = _project(tmp_path, batch_size=32, strategy="deepspeed_stage_2", devices=2)
     with Measured(project, "present") as run:

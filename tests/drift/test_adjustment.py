@@ -1,6 +1,7 @@
 """What the labels say beyond the score: learned by feature, shrunk where they are few, with a variance that is true."""
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from slipway.drift.adjustment import Adjustment, fit_adjustment
@@ -72,6 +73,7 @@ def test_few_labels_of_answers_without_fault_do_little_harm() -> None:
     assert np.std(unshrunken) > 1.5 * np.std(errors)  # the twin: least squares
 
 
+@pytest.mark.process
 def test_the_variance_is_as_large_as_the_error() -> None:
     random, held, held_by_level = np.random.default_rng(3), 0, 0
     for _ in range(200):

@@ -43,6 +43,7 @@ def test_the_references_accuracy_would_be_far_off() -> None:
     assert abs(_estimate(Population(hardness=0.9), 3)[1] - accuracy(REFERENCE_ROWS)) > 0.1
 
 
+@pytest.mark.process
 def test_the_interval_holds_the_truth_at_least_as_often_as_it_says() -> None:
     random, held, widths = np.random.default_rng(5), 0, []
     for _ in range(150):
@@ -87,6 +88,7 @@ def _in_stripes_of_x0(x0: Float) -> Float:
     return excess
 
 
+@pytest.mark.process
 def test_rows_whose_confidence_is_worth_another_accuracy_are_estimated_by_their_features() -> None:
     reference = reference_of(_miscalibrated_by_x0(22, 12000, _more_with_x0))
     differences = []

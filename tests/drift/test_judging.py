@@ -26,6 +26,7 @@ def _share_found(population: Population, seed: int, windows: int = 40, reference
     return float(np.mean([judge(reference, window_of(reference, population.draw(random, rows))).drifted for _ in range(windows)]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("num_reference", "num_rows"), [(300, 200), (1500, 1000)])
 def test_drift_free_windows_raise_no_more_alarms_than_the_budget(num_reference: int, num_rows: int) -> None:
     """At a level of 5 % for a window, with a new reference for every ten: Bonferroni makes fewer, never more."""
@@ -69,11 +70,13 @@ def test_a_law_without_the_references_own_error_alarms_too_often(statistic: Law)
     assert np.mean(exceeded) > 0.1
 
 
+@pytest.mark.process
 def test_a_quarter_of_a_deviation_in_one_of_twenty_columns_is_found() -> None:
     assert _share_found(Population(shift=0.25), 11) >= 0.95
     assert _share_found(ORDINARY, 11) == 0
 
 
+@pytest.mark.process
 def test_ten_points_more_of_a_class_are_found() -> None:
     assert _share_found(Population(first_class=0.2), 12) >= 0.95
 

@@ -51,7 +51,20 @@ class Project:
         """The caller's variables, with a home that must stay empty and an author for commits; bytecode is kept, as for a user."""
         author = {f"GIT_{role}_{part}": "end-to-end" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        return {**inherited, **author, "HOME": str(self.path / ".work" / "home")}
+        return {**inherited, **author, **self.watched_network(), "HOME": str(self.path / ".work" / "home")}
+
+    def watched_network(self) -> dict[str, str]:
+        """Variables that let a process reach loopback only, and log what else it tries in `network_log`.
+
+        Empty where no C compiler built the library for it.
+        """
+        library = self.path / ".work" / "only_loopback.so"
+        return {"LD_PRELOAD": str(library), "ONLY_LOOPBACK_LOG": str(self.network_log)} if library.is_file() else {}
+
+    @property
+    def network_log(self) -> Path:
+        """One line `pid program call address` for each attempt to leave this machine."""
+        return self.path / ".work" / "network.log"
 
     def set_params(self, changes: dict[str, dict[str, Any]]) -> None:
         """Change keys of params.yaml, section by section."""
@@ -149,6 +162,10 @@ def copy_checkout(target: Path) -> Project:
             shutil.copy2(ROOT / name, target / name)
     (target / ".venv").symlink_to(sys.prefix)
     (target / ".work" / "home").mkdir(parents=True)
+    if compiler := shutil.which("cc"):
+        library = target / ".work" / "only_loopback.so"
+        source = Path(__file__).with_name("only_loopback.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     project = Project(target)
     project.shell("git init -q && git add -A && git commit -qm 'A new project'")
     return project

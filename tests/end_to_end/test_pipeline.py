@@ -11,7 +11,7 @@ from slipway.artifacts.certificate import read_certificate
 from tests.end_to_end.project import NUM_IMAGES, SHAPES, Project
 from tests.structure.dangers import artefact_dangers
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def read_json(path: Path) -> Any:

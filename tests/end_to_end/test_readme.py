@@ -49,7 +49,7 @@ def test_the_params_that_the_readme_shows_are_valid(root: Path) -> None:
         parse_params(content)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(seconds=80)
 def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_before_train(finished: Project, readme: str) -> None:
     lines = [line for line in commands(readme) if line.startswith("dvc ")]
     outputs = {line: finished.shell(line) for line in lines}
@@ -61,7 +61,7 @@ def test_the_experiment_commands_run_and_a_new_learning_rate_touches_nothing_bef
     assert "accuracy" in outputs["dvc metrics show"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_servers_start_and_the_curl_line_gets_a_prediction(finished: Project, service: str, readme: str) -> None:
     curl = next(line for line in commands(readme) if line.startswith("curl -F"))
     assert set(commands(readme)) >= SERVERS
@@ -69,7 +69,7 @@ def test_the_servers_start_and_the_curl_line_gets_a_prediction(finished: Project
     assert '"label"' in answer
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_curl_line_for_a_row_gets_a_prediction(finished_table: Project, table_service: str, readme: str) -> None:
     curl = next(line for line in commands(readme) if "application/json" in line)
     answer = finished_table.shell(curl.replace("http://127.0.0.1:3000", table_service))

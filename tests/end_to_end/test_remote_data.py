@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from slipway.system import files
 from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def clone(origin: Project, target: Path) -> Project:
@@ -39,6 +39,7 @@ def kept(project: Project) -> int:
     return int(report["kept"])
 
 
+@pytest.mark.nightly(seconds=40)
 def test_an_imported_archive_is_pushed_pulled_and_updated(tmp_path: Path) -> None:
     elsewhere, remote = tmp_path / "elsewhere", tmp_path / "remote"
     draw_shapes(elsewhere / "shapes")

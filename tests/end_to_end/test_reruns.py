@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.project import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 # One key of each kind: read by one stage, by several, by an early one, by a late one.
 READERS: dict[str, tuple[Any, set[str]]] = {
@@ -28,6 +28,9 @@ READERS: dict[str, tuple[Any, set[str]]] = {
     "audit.epochs": (3, {"audit"}),
     "train.learning_rate": (0.001, {"audit", "train", "prune"}),
     "evaluate.batch_size": (64, {"evaluate", "prune"}),
+    "evaluate.gates.accuracy.min": (0.5, {"evaluate"}),
+    "evaluate.released_max_loss": (0.02, {"evaluate"}),
+    "evaluate.slice_min_rows": (21, {"evaluate"}),
     "evaluate.confidence": (0.9, {"evaluate", "prune", "export", "verify"}),
     "prune.epochs": (3, {"prune"}),
     "export.calibration_rows": (16, {"export"}),
@@ -80,13 +83,14 @@ def _with_value(project: Project, key: str, content: str) -> str:
 
 @pytest.mark.parametrize("key", READERS)
 def test_a_changed_parameter_runs_the_stages_that_read_it_and_no_other(key: str, stages_to_run: dict[str, set[str]]) -> None:
-    assert stages_to_run[key] == READERS[key][1]
+    assert stages_to_run[key] == {"code", *READERS[key][1]}  # which checks params.yaml whatever changed
 
 
 def test_nothing_changed_runs_nothing(finished: Project) -> None:
     assert json.loads(finished.shell("dvc status --json").splitlines()[-1]) == {}
 
 
+@pytest.mark.nightly
 def test_a_repro_with_nothing_to_do_takes_less_than_three_seconds_of_a_core(finished: Project) -> None:
     """Of a core that needs half a second for `dvc version`, so that a slow machine does not count; nor does what else runs on it.
 

@@ -11,7 +11,7 @@ from slipway.artifacts.bundle import load_bundle
 from tests import plain_http
 from tests.end_to_end.project import SHAPES, Project, wait_until_ready
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def first_picture(project: Project) -> Path:

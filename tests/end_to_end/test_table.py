@@ -14,7 +14,7 @@ from slipway.inputs.columns import ColumnContract
 from tests import plain_http
 from tests.end_to_end.project import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def raw_rows(project: Project) -> list[dict[str, float]]:

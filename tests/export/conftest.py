@@ -1,6 +1,7 @@
 """A small trained project on disk: raw images, packed store, checkpoint and metrics, as the stages before export leave them."""
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image
 from torch.nn import functional
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.gates import write_gates
 from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
 from slipway.config.params import Params, load_params, parse_params
 from slipway.data.store.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
@@ -24,6 +26,7 @@ from slipway.export.graph import torch_answers
 from slipway.export.leaderboard import Effort
 from slipway.export.lineage import trace_lineage
 from slipway.inputs.images import ImageContract
+from slipway.metrics.baseline import baseline_scores
 from slipway.metrics.scores import Resampling, classification_metrics, regression_metrics
 from slipway.reports.evaluation import Evaluation, write_evaluation
 from slipway.system import files
@@ -40,6 +43,7 @@ CLASSES = ["amber", "blue", "green"]
 COLOURS = np.array([[200, 140, 40], [40, 80, 200], [60, 180, 80]])
 NUM_ROWS = {"train": 96, "val": 30, "test": 41}
 RESAMPLING = Resampling(seed=7, num_samples=100, confidence=0.95)
+SMALL_RESNET = {"width": 16, "blocks": [1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
 QUICK = Effort(limit_s=0.0, memory=False)  # six rounds of one row
 
 
@@ -85,13 +89,13 @@ def read_packed(root: Path) -> PackedManifest:
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """Three colours under noise, learnt almost perfectly, already exported."""
-    return _make_project(tmp_path_factory.mktemp("classifier"), "image_classification")
+    return _exported(make_project(tmp_path_factory.mktemp("classifier"), "image_classification"))
 
 
 @pytest.fixture(scope="session")
 def regressor(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """The mean brightness of a picture, in a unit around 1,000, already exported."""
-    return _make_project(tmp_path_factory.mktemp("regressor"), "image_regression")
+    return _exported(make_project(tmp_path_factory.mktemp("regressor"), "image_regression"))
 
 
 @pytest.fixture(scope="session")
@@ -110,26 +114,35 @@ def export_params() -> Params:
     return parse_params(content)
 
 
-def _make_project(root: Path, task: Task) -> Project:
+def make_project(
+    root: Path,
+    task: Task,
+    size_px: int = CONTRACT.size_px,
+    name: str = "small_resnet",
+    arguments: Mapping[str, Any] = SMALL_RESNET,
+) -> Project:
+    """All that the stages before `export` leave, of a network that was trained for seconds."""
     generator = np.random.default_rng(3)
     total = sum(NUM_ROWS.values())
-    images, targets = _pictures(generator, total, task)
+    contract = CONTRACT.model_copy(update={"size_px": size_px})
+    images, targets = _pictures(generator, total, task, contract)
     payloads = [_png(image) for image in images]
     _write_raw(root / "data/raw.parquet", payloads, targets, task)
-    manifest = _write_packed(root / "data/packed", images, targets, payloads, task)
+    manifest = _write_packed(root / "data/packed", images, targets, payloads, task, contract)
     project = Project(root, task)
-    _train(project, manifest)
+    _train(project, manifest, name, dict(arguments))
     _calibrate(project)
     _write_metrics(project)
     (root / "artifacts/pruned").mkdir()
     files.write_json(root / "artifacts/pruned/model.json", {"format_version": 1, "kind": "none"})
     write_reports(project.root, NUM_ROWS)
-    _export(project)
     return project
 
 
-def _pictures(generator: np.random.Generator, total: int, task: Task) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    noise = generator.normal(0, 25, size=(total, *CONTRACT.shape))
+def _pictures(
+    generator: np.random.Generator, total: int, task: Task, contract: ImageContract
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    noise = generator.normal(0, 25, size=(total, *contract.shape))
     if task == "image_classification":
         targets = (np.arange(total) % len(CLASSES)).astype(np.float64)
         base = COLOURS[targets.astype(int)][:, None, None, :]
@@ -151,7 +164,14 @@ def _write_raw(path: Path, payloads: list[bytes], targets: NDArray[np.float64], 
     pq.write_table(pa.table({"image": [{"bytes": payload, "path": None} for payload in payloads], "label": labels}), path)
 
 
-def _write_packed(root: Path, images: NDArray[np.uint8], targets: NDArray[np.float64], payloads: list[bytes], task: Task) -> PackedManifest:
+def _write_packed(
+    root: Path,
+    images: NDArray[np.uint8],
+    targets: NDArray[np.float64],
+    payloads: list[bytes],
+    task: Task,
+    contract: ImageContract,
+) -> PackedManifest:
     splits, start = {}, 0
     for name, size in NUM_ROWS.items():
         rows = range(start, start + size)
@@ -168,7 +188,7 @@ def _write_packed(root: Path, images: NDArray[np.uint8], targets: NDArray[np.flo
     manifest = PackedManifest(
         format_version=2,
         task=task,
-        input=CONTRACT,
+        input=contract,
         classes=CLASSES if is_classification else [],
         mean=pixels.mean(axis=(0, 1, 2)).tolist(),
         std=pixels.std(axis=(0, 1, 2)).tolist(),
@@ -179,11 +199,11 @@ def _write_packed(root: Path, images: NDArray[np.uint8], targets: NDArray[np.flo
     return manifest
 
 
-def _train(project: Project, manifest: PackedManifest) -> None:
+def _train(project: Project, manifest: PackedManifest, name: str, arguments: dict[str, Any]) -> None:
     spec = NetworkSpec(
         task=project.task,
-        name="small_resnet",
-        arguments={"width": 16, "blocks": [1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"},
+        name=name,
+        arguments=arguments,
         classes=manifest.classes,
         input=manifest.input,
         mean=manifest.mean,
@@ -220,7 +240,10 @@ def trained(project: Project) -> Trained:
     outputs = torch_answers(network, project.split("test").inputs[:]).outputs
     measure = classification_metrics if project.task == "image_classification" else regression_metrics
     metrics = measure(project.split("test").targets, outputs, RESAMPLING)
-    return Trained(network, project.task, CONTRACT, card.network.classes, card.weights_sha256, project.calibration(), metrics)
+    targets, classes = project.split("test").targets, card.network.classes
+    baseline = baseline_scores(project.task, project.split("train").targets, targets, len(classes), None)
+    calibration = project.calibration()
+    return Trained(network, project.task, card.network.input, classes, card.weights_sha256, calibration, metrics, baseline)
 
 
 def write_reports(root: Path, num_rows: dict[str, int]) -> None:
@@ -238,15 +261,25 @@ def _write_metrics(project: Project) -> None:
     split = project.split("test")
     outputs = torch_answers(project.calibrated(), split.inputs[:]).outputs
     evaluation = Evaluation(
-        project.task, project.network().spec.classes, split.ids, split.sources, split.targets, outputs, trained(project).metrics
+        project.task,
+        project.network().spec.classes,
+        split.ids,
+        split.sources,
+        split.targets,
+        outputs,
+        trained(project).metrics,
+        baseline=trained(project).baseline,
     )
-    write_evaluation(project.root / "metrics/evaluate.json", evaluation)
+    path = project.root / "metrics/evaluate.json"
+    write_evaluation(path, evaluation)
+    write_gates(project.root / "metrics/gates.json", [], path)
 
 
-def _export(project: Project) -> None:
+def _exported(project: Project) -> Project:
     content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
     content["export"] |= {"max_batch_size": 32, "calibration_rows": 64}
     params = parse_params(content)
     rows = ExportRows(project.split("train").inputs[:], project.split("val"), project.split("train"))
     with files.new_directory(project.bundle_root) as folder:
         write_bundle(folder, trained(project), rows, params.export, RESAMPLING, trace_lineage({}, []), QUICK)
+    return project

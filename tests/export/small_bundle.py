@@ -37,7 +37,7 @@ def write_small_bundle(
     files.write_bytes(root / "model_fp16.onnx", model)
     manifest = Bundle.model_validate(
         {
-            "format_version": 4,
+            "format_version": 5,
             "task": f"{'table' if contract.kind == 'columns' else 'image'}_{'classification' if labels else 'regression'}",
             "input": contract,
             "input_name": input_name(contract),
@@ -52,6 +52,7 @@ def write_small_bundle(
             "choice": {},
             "calibration": CALIBRATION,
             "metrics": {},
+            "baseline": {},
             "lineage": Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
             "versions": {},
         }

@@ -123,10 +123,98 @@ def test_a_variant_within_its_budget_agrees_and_lists_its_flips() -> None:
 
 def test_a_variant_beyond_its_budget_differs_with_both_accuracies() -> None:
     outputs = right()
-    outputs[4:6] = outputs[4:6, ::-1]
+    outputs[3:] = outputs[3:, ::-1]
     hop = compare(outputs, BUDGET)
     assert hop.status == "differs"
-    assert "0.2 accuracy points lost (from 1.0000 to 0.8000), expected at most 0.1" in hop.reason
+    assert "0.7 accuracy points lost (from 1.0000 to 0.3000), " in hop.reason
+    assert "at the mild end of its interval, expected at most 0.1 (verify.max_metric_loss)" in hop.reason
+
+
+def compare_flipped(num_rows: int, num_flipped: int, tolerance: Tolerance, confidence: float = 0.95) -> Hop:
+    """A network that is always right, and a variant that is wrong on the first rows."""
+    names = [f"row{number}" for number in range(num_rows)]
+    targets = np.arange(num_rows) % 2
+    pixels = np.zeros((num_rows, 1, 1, 1), np.uint8)
+    data = TestRows("image_classification", CLASSES, names, names, pixels, targets.astype(float))
+    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
+    flipped = outputs.copy()
+    flipped[:num_flipped] = flipped[:num_flipped, ::-1]
+    resampling = Resampling(seed=1, num_samples=500, confidence=confidence)
+    comparison, before = Comparison(data, resampling), measured(outputs, TORCH)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("fp16", FP16, measured(flipped), (first, before), tolerance)
+
+
+SMALL_BUDGET = Tolerance(max_metric_loss=0.01, budget_key="verify.max_metric_loss.fp16")
+
+
+def test_one_flipped_row_of_a_small_test_split_is_no_proof_of_a_loss() -> None:
+    hop = compare_flipped(38, 1, SMALL_BUDGET)
+    assert (hop.status, hop.flipped) == ("agrees", ["row0"])
+    assert "0.02632 accuracy points lost (from 1.0000 to 0.9737)" in hop.reason
+    assert "above verify.max_metric_loss.fp16 0.01, but too few rows to tell it from" in hop.reason
+
+
+def test_a_loss_that_other_test_rows_could_undo_is_no_proof() -> None:
+    hop = compare_flipped(38, 3, SMALL_BUDGET)
+    assert (hop.status, len(hop.flipped)) == ("agrees", 3)
+    assert "0.07895 accuracy points lost" in hop.reason
+
+
+def test_rows_that_chance_cannot_explain_are_a_loss_in_a_small_test_split_too() -> None:
+    hop = compare_flipped(38, 12, SMALL_BUDGET)
+    assert hop.status == "differs"
+    assert "expected at most one row, 0.02632, since verify.max_metric_loss.fp16 0.01" in hop.reason
+
+
+# An interval of no width to speak of: the loss itself is judged.
+@pytest.mark.parametrize(("num_flipped", "status"), [(1, "agrees"), (2, "differs")])
+def test_a_budget_below_one_row_means_one_row(num_flipped: int, status: str) -> None:
+    assert compare_flipped(38, num_flipped, SMALL_BUDGET, confidence=0.01).status == status
+
+
+@pytest.mark.parametrize(("num_flipped", "status"), [(10, "agrees"), (11, "differs")])
+def test_of_many_rows_the_budget_itself_is_the_limit(num_flipped: int, status: str) -> None:
+    budget = replace(SMALL_BUDGET, max_metric_loss=0.0105)
+    assert compare_flipped(1000, num_flipped, budget, confidence=0.01).status == status
+
+
+def test_one_row_of_a_rare_class_is_one_row() -> None:
+    names = [f"row{number}" for number in range(100)]
+    targets = (np.arange(100) < 2).astype(float)
+    data = TestRows("image_classification", CLASSES, names, names, np.zeros((100, 1, 1, 1), np.uint8), targets)
+    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
+    flipped = outputs.copy()
+    flipped[0] = flipped[0, ::-1]
+    comparison, before = Comparison(data, Resampling(1, 500, 0.01)), measured(outputs, TORCH)
+    first = comparison.first("torch", TORCH, before)
+    hop = comparison.against("fp16", FP16, measured(flipped), (first, before), SMALL_BUDGET)
+    assert hop.status == "agrees"
+    assert "points of macro F1 lost" in hop.reason
+
+
+def test_within_the_budget_a_hop_has_nothing_to_remark() -> None:
+    assert compare_flipped(1000, 10, SMALL_BUDGET).reason == ""
+
+
+def test_a_loss_where_nothing_serves_the_variant_is_uncertified_and_not_different() -> None:
+    unserved = replace(SMALL_BUDGET, is_served=False)
+    assert compare_flipped(38, 12, unserved).status == "uncertified"
+    assert compare_flipped(38, 12, unserved).reason == compare_flipped(38, 12, SMALL_BUDGET).reason
+    assert compare_flipped(38, 1, unserved).status == "agrees"
+
+
+def test_another_model_differs_even_where_nothing_serves_it() -> None:
+    unserved = replace(SMALL_BUDGET, is_served=False)
+    assert compare_flipped(38, 20, unserved).status == "differs"
+    broken = right()
+    broken[7, 0] = np.nan
+    assert compare(broken, replace(BUDGET, is_served=False)).status == "differs"
+    targets = rows("image_regression").targets[:, None]
+    unserved_values = Tolerance(max_metric_loss=0.1, is_served=False)
+    for shift, status in ((50.0, "uncertified"), (1000.0, "differs")):
+        outputs = (targets + 10 + shift).astype(np.float32)
+        assert compare_values(outputs, unserved_values).status == status
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
@@ -171,7 +259,7 @@ def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> No
     wrong[6] = wrong[6][::-1]
     hop = compare_runs(in_batches(right(), b1=right(), b7=wrong))
     assert (hop.status, hop.worst_row, hop.flipped, hop.max_difference) == ("differs", "row6", ["row6"], 0.5)
-    assert "the largest difference is 0.5, expected at most 1e-05 (in batches of 7)" in hop.reason
+    assert "is 0.5 in batches of 7, expected at most 1e-05 (verify.max_difference)" in hop.reason
     assert [check.flipped for check in hop.batches] == [0, 1, 0]
 
 

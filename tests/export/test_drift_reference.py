@@ -17,7 +17,7 @@ from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import BundleError
 from tests.export.conftest import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def test_every_variant_has_a_reference_of_its_own_answers(classifier: Project) -> None:

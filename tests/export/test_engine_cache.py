@@ -216,6 +216,7 @@ def test_without_a_gpu_it_is_refused_and_never_replaced(seeds: Seeds, tmp_path: 
         open_onnx_tensorrt(seeds[0], "fp16", PROFILE, tmp_path / "cache", 1)
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_PROVIDER is not None, reason=str(NO_PROVIDER))
 def test_on_a_gpu_two_seeds_have_their_own_engines_and_answers(seeds: Seeds, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from slipway.training.uncertainty.calibrated import CalibratedNetwork
 from tests.calibrations import calibrated
 from tests.export.conftest import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=3, fit="stretch", interpolation="bilinear", max_pixels=10**6)
 PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b", "c"])

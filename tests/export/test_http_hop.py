@@ -225,6 +225,7 @@ def table_rows() -> TestRows:
     return TestRows("table_classification", LABELS, ids, sources, np.zeros((len(ROWS), 1), dtype=np.float32), np.zeros(len(ROWS)))
 
 
+@pytest.mark.process
 def test_rows_of_a_table_are_sent_alone_and_together_and_each_answer_lies_in_its_row(tmp_path: Path) -> None:
     asked: list[int] = []
 

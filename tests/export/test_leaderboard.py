@@ -1,6 +1,5 @@
 """The measuring, with planted models: one slow, one lossy, one whose answers depend on the batch."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from slipway.artifacts.bundle import OutputContract, Ratio
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.uncertainty import Answers
 from slipway.config.sections import GoalParams
+from slipway.export import leaderboard, timing
 from slipway.export.choice import MOST_BATCH_DEPENDENCE, choose
 from slipway.export.leaderboard import Contest, Effort, measure_provider, metric_loss
 from slipway.export.timing import fewest_rounds, measure_in_turns, median_ratio
@@ -19,6 +19,7 @@ from slipway.metrics.scores import Resampling
 from slipway.reports.leaderboard_page import Line
 from slipway.system.errors import ParityError
 from tests.calibrations import CALIBRATION
+from tests.fake_clock import CLOCK
 from tests.packed_rows import packed_split
 
 NUM_ROWS, NUM_CLASSES = 40, 4
@@ -26,6 +27,12 @@ TARGETS = np.arange(NUM_ROWS) % NUM_CLASSES
 RESAMPLING = Resampling(seed=7, num_samples=100, confidence=0.95)
 OUTPUT = OutputContract(kind="probabilities", labels=list("abcd"))
 IDS = [f"{row:016x}" for row in range(NUM_ROWS)]
+
+
+@pytest.fixture(autouse=True)
+def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (leaderboard, timing):
+        monkeypatch.setattr(module, "time", CLOCK)
 
 
 class PlantedRunner:
@@ -37,7 +44,7 @@ class PlantedRunner:
         self._num_wrong, self._delay_s, self._per_neighbour, self._delay_per_row_s = num_wrong, delay_s, per_neighbour, delay_per_row_s
 
     def run(self, batch: NDArray[Any]) -> Answers:
-        time.sleep(self._delay_s + len(batch) * self._delay_per_row_s)
+        CLOCK.sleep(self._delay_s + len(batch) * self._delay_per_row_s)
         rows = batch[:, 0].astype(int)
         classes = (rows + (rows < self._num_wrong)) % NUM_CLASSES
         share = 0.7 + self._per_neighbour * (len(batch) - 1)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from slipway.runtimes import memfd as memory_file
+from slipway.runtimes import memfd
 from slipway.runtimes.memfd import may_refer_elsewhere, path_or_bytes
 
 LARGE = os.urandom(3 << 20)
@@ -67,7 +67,7 @@ def nested(tensor: onnx.TensorProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("make", [lambda tensor: helper.make_model(graph_with(tensor)), nested])
-@pytest.mark.parametrize("padding", [0, memory_file._PIECE - 200, 2 * memory_file._PIECE])
+@pytest.mark.parametrize("padding", [0, memfd._PIECE - 200, 2 * memfd._PIECE])
 def test_a_reference_to_another_file_is_found_wherever_it_is(make: object, padding: int) -> None:
     assert callable(make)
     for shift in range(0, 400, 7 if padding else 400):  # over the border between two pieces

@@ -10,7 +10,7 @@ import pytest
 from slipway.artifacts.bundle import CARD, Lineage, load_bundle
 from slipway.config.params import Params
 from slipway.export.model_card import CardFacts, model_card, read_report
-from slipway.reports.evaluation import read_metrics
+from slipway.reports.evaluation import read_baseline, read_metrics
 from slipway.system.errors import BundleError, SchemaError
 from slipway.training.networks.networks import read_model_card
 from stages import export
@@ -23,6 +23,7 @@ def facts_of(project: Project, params: Params) -> CardFacts:
         training=read_model_card(project.checkpoint).model_copy(update={"params": params.train.model_dump()}),
         calibration=project.calibration(),
         metrics=read_metrics(project.root / "metrics/evaluate.json"),
+        baseline=read_baseline(project.root / "metrics/evaluate.json"),
         lineage=Lineage(git_revision="abc", git_dirty=True, params=params.model_dump(mode="json"), data=None, digests={}),
         clean=read_report(reports / "clean.json"),
         split=read_report(reports / "split.json"),
@@ -30,11 +31,15 @@ def facts_of(project: Project, params: Params) -> CardFacts:
     )
 
 
+@pytest.mark.process
 def test_every_figure_is_one_that_was_measured(classifier: Project, export_params: Params) -> None:
     facts, manifest = facts_of(classifier, export_params), classifier.bundle().manifest
     text = model_card(facts, manifest.models, manifest.choice)
     accuracy = facts.metrics["accuracy"]
     assert f"accuracy is **{accuracy.value:.4f}** (95 % interval {accuracy.low:.4f} to {accuracy.high:.4f})" in text
+    difference = accuracy.value - facts.baseline["accuracy"]
+    assert f"| {facts.baseline['accuracy']:.4f} | {difference:+.4g} |" in text
+    assert "Baseline: the majority class of the training rows" in text
     assert "169 rows read, 167 kept, 2 refused (2 exact duplicate)" in text
     assert "train 96, val 30, test 41" in text
     assert "one of 3 classes" in text
@@ -45,6 +50,7 @@ def test_every_figure_is_one_that_was_measured(classifier: Project, export_param
     assert all(choice.reason.rstrip(".") in text for choice in manifest.choice.values())
 
 
+@pytest.mark.process
 def test_a_number_has_its_name_and_no_classes(regressor: Project, export_params: Params) -> None:
     params = export_params.model_copy(update={"data": export_params.data.model_copy(update={"target_column": "level"})})
     text = model_card(facts_of(regressor, params), regressor.bundle().manifest.models, {})
@@ -74,6 +80,7 @@ def test_what_is_weak_is_told(classifier: Project, export_params: Params) -> Non
     assert "too few to say much: amber (14)" in text
 
 
+@pytest.mark.process
 def test_the_stage_bundles_a_card_that_no_byte_of_may_change(
     classifier: Project, export_params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

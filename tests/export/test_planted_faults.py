@@ -29,7 +29,7 @@ from slipway.training.networks.networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
 from tests.export.small_bundle import passport_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def run_hops(project: Project, network: Any, bundle: LoadedBundle, params: Params) -> list[Measured]:
@@ -159,9 +159,44 @@ def test_a_broken_variant_is_the_guilty_hop_and_fp32_is_not(
     bundle = altered(classifier, tmp_path, negate_the_answer, variant)
     measured = run_hops(classifier, classifier.calibrated(), bundle, export_params)
     assert guilty(measured) == f"onnxruntime/cpu/{variant}"
-    certificate = make_certificate(bundle, [hop for hop, _ in measured], {}, draft=False)
+    certificate = make_certificate(bundle, [hop for hop, _ in measured], {}, [], draft=False)
     with pytest.raises(ParityError, match=f"hop onnxruntime/cpu/{variant} differs from torch"):
         raise_if_refused(certificate, tmp_path)
+
+
+@pytest.mark.parametrize(("variant", "status"), [("int8_tensorrt", "uncertified"), ("fp16", "uncertified"), ("int8", "differs")])
+def test_a_variant_that_loses_too_much_blocks_only_where_it_is_meant_to_be_served(
+    classifier: Project, tmp_path: Path, export_params: Params, variant: str, status: str
+) -> None:
+    """A graph that takes some rows of the other classes for the first one; int8 is meant for the CPU."""
+
+    def favour_the_first_class(model: onnx.ModelProto) -> None:
+        softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
+        favour = np.zeros((1, len(classifier.network().spec.classes)), np.float32)
+        favour[0, 0] = size
+        model.graph.initializer.append(onnx.numpy_helper.from_array(favour, "favour"))
+        node = onnx.helper.make_node("Add", [softmax.input[0], "favour"], ["favoured"])
+        model.graph.node.insert(list(model.graph.node).index(softmax), node)
+        softmax.input[0] = "favoured"
+
+    rows = comparison_of(classifier).rows
+    with np.errstate(divide="ignore"):
+        logits = np.log(answers_of_fp32(classifier, rows.inputs))
+    leads = np.sort(logits.max(axis=1) - logits[:, 0])
+    size = float(leads[len(leads) * 2 // 3]) + 0.1
+    bundle = altered(classifier, tmp_path, favour_the_first_class, variant)
+    measured = run_hops(classifier, classifier.calibrated(), bundle, export_params)
+    (hop,) = (hop for hop, _ in measured if hop.name == f"onnxruntime/cpu/{variant}")
+    assert 5 < len(hop.flipped) < 21
+    assert hop.status == status
+    assert f"(verify.max_metric_loss.{variant})" in hop.reason or "one row" in hop.reason
+    assert guilty(measured) == (hop.name if status == "differs" else None)
+
+
+def answers_of_fp32(project: Project, inputs: Any) -> NDArray[np.float32]:
+    graph = project.bundle().model_bytes("fp32")
+    runner = open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
+    return np.concatenate([runner.run(np.ascontiguousarray(inputs[row : row + 1])).outputs for row in range(41)])
 
 
 def test_a_layer_that_overflows_fp16_is_refused_by_name_before_it_is_written(classifier: Project) -> None:

@@ -21,7 +21,7 @@ from slipway.training.uncertainty.calibrated import CalibratedNetwork
 from slipway.training.uncertainty.calibrating import Calibrator
 from tests.export.conftest import QUICK, RESAMPLING, Project, trained
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 
 

@@ -22,7 +22,8 @@ ROWS = GENERATOR.normal(size=(80, WIDTH)).astype(np.float32)
 
 def mlp(largest_dead_weight: float = 1.0) -> bytes:
     """Two layers, Gemm and MatMul; the first never answers in one column, which the second has the largest weights for."""
-    inner, outer = ((GENERATOR.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in range(2))
+    generator = np.random.default_rng(1)  # of its own: the weights must not depend on the tests before
+    inner, outer = ((generator.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32) for _ in range(2))
     inner[:, 0] = 0
     outer[0] = largest_dead_weight
     nodes = [
@@ -105,6 +106,17 @@ def test_the_dynamic_graph_of_onnxruntime_itself_lets_a_row_depend_on_its_neighb
     assert not np.allclose(answers(plain, stranger)[0], answers(plain, ROWS[:1])[0], atol=0.01)
 
 
+def test_a_graph_that_names_the_shapes_of_its_weights_is_quantized(tmp_path: Path) -> None:
+    """As torch's exporter writes it; the quantizer transposes the weight of a Gemm under its name."""
+    weight = GENERATOR.normal(size=(2, WIDTH)).astype(np.float32)
+    gemm = helper.make_node("Gemm", ["row", "weight"], ["value"], name="head", transB=1)
+    model = onnx.load_model_from_string(graph([gemm], {"weight": weight}, ["N", WIDTH]))
+    model.graph.value_info.append(helper.make_tensor_value_info("weight", TensorProto.FLOAT, [2, WIDTH]))
+    fp32 = model.SerializeToString()
+    exact = open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1).run(ROWS).outputs
+    assert np.abs(answers(dynamic_graph(fp32, tmp_path)) - exact).max() < 0.05 * np.abs(exact).max()
+
+
 def test_a_convolutional_network_has_nothing_to_gain_from_it(tmp_path: Path) -> None:
     reason = why_not_dynamic(convolution(), tmp_path)
     assert reason is not None
@@ -144,6 +156,27 @@ def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stay
     runner = open_onnx(fp32, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
     exact = runner.run(rows).outputs
     assert np.abs(answers(StaticQuantizer(fp32, rows, tmp_path, CPU).graph(), rows) - exact).max() < 0.05 * exact.max()
+
+
+def test_sums_of_tokens_stay_in_fp32_though_a_convolution_made_the_tokens(tmp_path: Path) -> None:
+    """As in a transformer of images; the convolution and the products are int8."""
+    nodes = [
+        helper.make_node("Conv", ["row", "kernel"], ["patches"], name="patches", strides=[3, 3]),
+        helper.make_node("Reshape", ["patches", "shape"], ["flat"]),
+        helper.make_node("Transpose", ["flat"], ["tokens"], perm=[0, 2, 1]),
+        helper.make_node("Add", ["tokens", "places"], ["placed"], name="places"),
+        helper.make_node("MatMul", ["placed", "inner"], ["made"], name="product"),
+        helper.make_node("Add", ["made", "placed"], ["residual"], name="residual"),
+        helper.make_node("MatMul", ["residual", "outer"], ["last"], name="last"),
+        helper.make_node("Flatten", ["last"], ["value"]),
+    ]
+    shapes = {"kernel": (8, 4, 3, 3), "places": (4, 8), "inner": (8, 8), "outer": (8, 2)}
+    weights: dict[str, NDArray[Any]] = {name: GENERATOR.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    weights["shape"] = np.array([0, 8, 4])
+    rows = GENERATOR.normal(size=(80, 4, 6, 6)).astype(np.float32)
+    quantizer = StaticQuantizer(graph(nodes, weights, ["N", 4, 6, 6]), rows, tmp_path, CPU)
+    assert {"patches", "product", "last"} <= set(quantizer.layers)
+    assert quantizer._joints == []
 
 
 def test_layers_that_share_a_weight_are_loaded_where_int8_is_taken_as_uint8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

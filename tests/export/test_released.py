@@ -19,7 +19,7 @@ from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from slipway.system import files
 from slipway.system.contract import is_table
-from slipway.system.errors import BundleError, CertificateError, IntegrityError
+from slipway.system.errors import BundleError, CertificateError, GateMissedError, IntegrityError
 from tests.data.raw_files import data_params
 from tests.packed_rows import packed_split
 from tests.packed_tables import write_packed_table
@@ -29,6 +29,7 @@ from tests.serving.bundles import (
     LABELS,
     ROW,
     certify,
+    gate,
     picture,
     probabilities,
     row_classifier,
@@ -228,6 +229,16 @@ def test_a_bundle_that_is_not_certified_is_not_released_and_the_former_release_s
     before = (RELEASED / "release.json").read_bytes()
     certify(releasing.CERTIFICATE, load_bundle(releasing.BUNDLE), status=status)
     with pytest.raises(CertificateError, match="expected 'certified'"):
+        release()
+    assert (RELEASED / "release.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("value", [0.5, None])
+def test_a_bundle_with_missed_or_unjudged_gates_is_not_released(certified: PackedManifest, value: float | None) -> None:
+    release()
+    before = (RELEASED / "release.json").read_bytes()
+    certify(releasing.CERTIFICATE, load_bundle(releasing.BUNDLE), gates=[gate(value)])
+    with pytest.raises(GateMissedError, match=r"accuracy is .*required at least 0\.8"):
         release()
     assert (RELEASED / "release.json").read_bytes() == before
 

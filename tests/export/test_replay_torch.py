@@ -19,7 +19,7 @@ from tests.calibrations import described
 from tests.export.conftest import Project, _png
 from tests.export.test_planted_faults import altered, scale_weights
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 
 

@@ -1,3 +1,4 @@
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.engine_manifest import write_engine
 from slipway.runtimes.cuda import CudaDevice, call_cuda, driver_version
-from slipway.runtimes.runtime import EngineRunner, open_engine, open_onnx, this_machine, why_unavailable
+from slipway.runtimes.runtime import (
+    NEWEST_FOR_TENSORRT,
+    EngineRunner,
+    _why_no_tensorrt,
+    open_engine,
+    open_onnx,
+    this_machine,
+    why_unavailable,
+)
 from slipway.system.errors import EngineError, UnavailableError
 from tests.export.small_bundle import CONTRACT, LABELS, passport_for, write_small_bundle
 from tests.packed_tables import fit_contract
@@ -189,6 +198,7 @@ def test_without_a_gpu_an_engine_is_refused_and_never_replaced(tmp_path: Path) -
         open_engine(tmp_path / "engine", bundle)
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_ENGINE_HERE is not None, reason=str(NO_ENGINE_HERE))
 def test_with_a_gpu_the_machine_names_its_gpu_and_versions() -> None:
@@ -204,3 +214,8 @@ def test_the_drivers_own_version_is_read_from_whatever_tells_it(tmp_path: Path) 
     module.write_text("580.95.05\n")
     assert driver_version("no_such_library.so.1", module) == "580.95.05"
     assert driver_version("libc.so.6", module) == "580.95.05"  # a library that is not NVML
+
+
+@pytest.mark.skipif(sys.version_info[:2] <= NEWEST_FOR_TENSORRT, reason="TensorRT has packages for this Python")
+def test_tensorrt_on_a_python_without_its_package_is_refused_by_name() -> None:
+    assert "TensorRT has no package for Python 3.1" in str(_why_no_tensorrt())

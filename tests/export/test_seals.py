@@ -15,14 +15,14 @@ from slipway.artifacts.certificate import REQUIRED, Execution, read_certificate,
 from slipway.artifacts.engine_manifest import PASSPORT, Profile, write_engine
 from slipway.export.certification import make_certificate
 from slipway.export.comparison import failed
-from slipway.runtimes import memfd as memory_file
+from slipway.runtimes import memfd
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.errors import BundleError, CertificateError, SlipwayError
 from tests.export.conftest import Project
 from tests.export.small_bundle import passport_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 PLAN = bytes(range(256))
 GRAPHS = {f"model_{variant}.onnx" for variant in ("fp32", "fp16", "int8", "int8_tensorrt")}
@@ -36,7 +36,7 @@ def sealed(classifier: Project, tmp_path: Path) -> Path:
     write_engine(tmp_path / "engine", PLAN, passport_for(bundle, PLAN, profile=Profile(smallest=1, optimal=8, largest=32)))
     hops = [failed(name, FP32, "", actual=FP32).model_copy(update={"status": "agrees"}) for name in REQUIRED]
     engine_digest = files.sha256_file(tmp_path / "engine" / PASSPORT)
-    write_certificate(tmp_path / "certificate.json", make_certificate(bundle, hops, {}, engine_digest=engine_digest, draft=False))
+    write_certificate(tmp_path / "certificate.json", make_certificate(bundle, hops, {}, [], engine_digest=engine_digest, draft=False))
     return tmp_path
 
 
@@ -120,12 +120,12 @@ def test_what_json_alone_takes_is_no_certificate(sealed: Path, odd: str) -> None
         read_certificate(path)
 
 
-@pytest.mark.parametrize("small", [memory_file.SMALL, 0])
+@pytest.mark.parametrize("small", [memfd.SMALL, 0])
 def test_a_graph_that_keeps_weights_in_another_file_is_refused_though_its_digest_fits(
     sealed: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     """What is beside a model is in no digest; a graph that is loaded from bytes takes nothing from there, however large it is."""
-    monkeypatch.setattr(memory_file, "SMALL", small)
+    monkeypatch.setattr(memfd, "SMALL", small)
     path = sealed / "bundle/model_fp32.onnx"
     graph = path.read_bytes()
     onnx.save_model(

@@ -40,7 +40,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 CPU = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 PICTURES = [picture(number, size=(20, 14)) for number in range(24)]  # larger than the network's, so that they are resized
 ROWS = [table_row(number) | ({"income": None} if number % 4 == 0 else {}) for number in range(24)]
@@ -98,7 +98,7 @@ def assert_http_is_guilty(hops: list[Hop], bundle: LoadedBundle) -> None:
     assert fault.name == "http"
     assert fault.reference == "onnxruntime/cpu/fp32"
     with pytest.raises(ParityError, match=r"hop http differs from onnxruntime/cpu/fp32: .*Worst row: row\d+\."):
-        raise_if_refused(make_certificate(bundle, hops, {}, draft=False), Path("certificate.json"))
+        raise_if_refused(make_certificate(bundle, hops, {}, [], draft=False), Path("certificate.json"))
 
 
 def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_params: Params) -> None:
@@ -113,7 +113,11 @@ def test_a_copy_of_the_service_without_a_fault_agrees(tmp_path: Path, export_par
     ("written", "planted"),
     [
         ("return array_from_bytes(image, self._contract)", "return array_from_bytes(image, self._contract)[..., ::-1]"),
-        ("self._contract = contract", 'self._contract = contract.model_copy(update={"interpolation": "nearest"})'),
+        pytest.param(
+            "self._contract = contract",
+            'self._contract = contract.model_copy(update={"interpolation": "nearest"})',
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["swapped channels", "another filter"],
 )
@@ -126,9 +130,9 @@ def test_a_fault_in_the_services_decoding_is_found(tmp_path: Path, export_params
 @pytest.mark.parametrize(
     ("column", "change"),
     [
-        ("colour", {"categories": ["green", "red", "blue"]}),
+        pytest.param("colour", {"categories": ["green", "red", "blue"]}, marks=pytest.mark.nightly),
         ("age", {"std": 12.6}),
-        ("income", {"fill": 3.1e4}),
+        pytest.param("income", {"fill": 3.1e4}, marks=pytest.mark.nightly),
     ],
     ids=["wrong category code", "wrong scaling", "wrong imputation"],
 )

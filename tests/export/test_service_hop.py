@@ -21,7 +21,7 @@ from slipway.metrics.scores import Resampling
 from tests.calibrations import described
 from tests.export.small_bundle import COLUMNS, LABELS, write_small_bundle
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 SERVICE = """
 import hashlib, http.server, json, sys

@@ -13,7 +13,7 @@ from slipway.export.service_process import running_service
 from slipway.system.errors import UnavailableError
 from tests import plain_http
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 SERVICE = """
 import http.server, os, signal, sys

@@ -12,15 +12,17 @@ import yaml
 
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
+from slipway.artifacts.gates import write_gates
 from slipway.config.params import Params
 from slipway.runtimes.rebuild import open_rebuilt
 from slipway.runtimes.runtime import why_unavailable
-from slipway.system.errors import EngineError
+from slipway.system.errors import EngineError, GateMissedError
 from stages import compile as compile_stage
 from tests import warm_starts
 from tests.export.conftest import NUM_ROWS, Project
+from tests.serving.bundles import gate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 NO_GPU = why_unavailable("tensorrt")
 
 
@@ -44,6 +46,7 @@ def run_stage(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
     return warm_starts.run([f"stages.{stage}"], folder, environment, timeout=300)
 
 
+@pytest.mark.nightly(seconds=40)
 def test_a_trained_project_ends_with_a_certificate_that_its_service_accepts(project: Path) -> None:
     for stage in ("export", "compile", "verify"):
         result = run_stage(project, stage)
@@ -90,6 +93,53 @@ def test_a_refused_bundle_leaves_its_certificate_and_fails_with_the_guilty_hop(p
     assert certificate.hops[-1].name == "http"
     assert certificate.hops[-1].status == "not_executed"
     assert "The first bad hop is onnxruntime/cpu/fp32" in (project / "reports/verify.html").read_text()
+
+
+def test_a_missed_gate_is_certified_as_missed_and_fails_no_stage(project: Path) -> None:
+    judged = project / "metrics/evaluate.json"
+    write_gates(project / "metrics/gates.json", [gate(), gate(0.5, name="f1_macro")], judged)
+    assert run_stage(project, "compile").returncode == 0
+    verified = run_stage(project, "verify")
+    assert verified.returncode == 0, verified.stderr
+    assert "gates: 1 of 2 passed" in verified.stdout
+    certificate = read_certificate(project / "artifacts/certificate.json")
+    assert (certificate.status, certificate.gates) == ("certified", "missed")
+    assert {hop.name: hop.status for hop in certificate.hops}["http"] == "agrees"  # a private service was ready
+    page = (project / "reports/verify.html").read_text()
+    assert "missed: f1_macro is 0.5" in page
+    assert "not served, canaried, released or packed" in page
+    bundle = load_bundle(project / "artifacts/bundle")
+    with pytest.raises(GateMissedError):
+        check_certificate(certificate, bundle, accept_draft=False)
+    check_certificate(certificate, bundle, accept_draft=False, accept_missed_gates=True)
+
+
+def test_gates_of_other_metrics_than_the_bundles_are_refused(project: Path) -> None:
+    for stage in ("export", "compile"):
+        assert run_stage(project, stage).returncode == 0
+    other = project / "other.json"
+    other.write_text("{}")
+    write_gates(project / "metrics/gates.json", [gate()], other)
+    content = json.loads((project / "metrics/gates.json").read_text())
+    content["judged"][0]["path"] = "metrics/evaluate.json"
+    (project / "metrics/gates.json").write_text(json.dumps(content))
+    result = run_stage(project, "verify")
+    assert result.returncode == 1
+    assert "metrics/evaluate.json changed since bundle" in result.stderr
+    assert not (project / "artifacts/certificate.json").exists()
+
+
+def test_the_lineage_of_a_bundle_does_not_know_its_gates(project: Path, export_params: Params) -> None:
+    lineages = []
+    for least in (0.1, 0.9):
+        content = export_params.model_dump(mode="json")
+        content["evaluate"] |= {"gates": {"accuracy": {"min": least, "max": None}}, "released_max_loss": least}
+        write_params(project, content)
+        assert run_stage(project, "export").returncode == 0
+        params = load_bundle(project / "artifacts/bundle").manifest.lineage.params
+        assert not {"gates", "slice_gates", "released_max_loss"} & params["evaluate"].keys()
+        lineages.append(params)
+    assert lineages[0] == lineages[1]
 
 
 def test_an_altered_model_byte_stops_verify_and_leaves_no_certificate(project: Path) -> None:

@@ -19,7 +19,7 @@ from slipway.inputs.columns import encode_rows, read_row
 from slipway.metrics.scores import Resampling
 from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, row_classifier, row_probabilities, table_row, write_bundle
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 CPU = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 NUM_ROWS = 90
 

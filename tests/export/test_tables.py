@@ -38,7 +38,7 @@ from tests.packed_rows import write_split_rows
 from tests.packed_tables import fit_contract, write_packed_table
 from tests.project_params import NO_AUGMENTATION
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 NUM_ROWS = {"train": 1500, "val": 300, "test": 301}
 SMALL = {"num_submodels": 4, "num_blocks": 2, "width": 32, "dropout": 0.1, "embedding_size": 8, "num_bins": 24}
@@ -68,7 +68,7 @@ def run_stage(folder: Path, stage: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("task", ["table_regression", "table_classification"])
+@pytest.mark.parametrize("task", ["table_regression", pytest.param("table_classification", marks=pytest.mark.nightly)])
 def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     params = params_for(task)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json")))
@@ -96,7 +96,7 @@ def test_a_table_goes_from_packed_rows_to_agreeing_hops(tmp_path: Path, task: Ta
     ]  # fmt: skip
     assert {hop.status for hop in hops} == {"agrees"}, [(hop.name, hop.reason) for hop in hops]
     assert {hop.rows for hop in hops} == {NUM_ROWS["test"]}
-    assert make_certificate(bundle, hops, {}, draft=True).metric == ("accuracy" if is_classification(task) else "rmse")
+    assert make_certificate(bundle, hops, {}, [], draft=True).metric == ("accuracy" if is_classification(task) else "rmse")
     assert json.loads(Path("metrics/evaluate.json").read_text())["rows"] == NUM_ROWS["test"]
     assert "Worst errors" in Path("reports/evaluate.html").read_text()
 
@@ -116,7 +116,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, ExportR
     assert isinstance(network.backbone.pieces, torch.nn.Parameter)
     torch.nn.init.normal_(network.backbone.pieces)
     rows = ExportRows(open_split(root, manifest, "train").inputs[:256], open_split(root, manifest, "val"))
-    trained = Trained(calibrated(network, rows.calibration, None), spec.task, spec.input, [], "0" * 64, CALIBRATION, {})
+    trained = Trained(calibrated(network, rows.calibration, None), spec.task, spec.input, [], "0" * 64, CALIBRATION, {}, {})
     return trained, rows, export_graph(trained.network, spec.input, trained.output, opset=18, max_batch_size=64)
 
 

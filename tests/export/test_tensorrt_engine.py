@@ -42,7 +42,7 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
     )  # fmt: skip
     torch.manual_seed(0)
     pictures = np.random.default_rng(0).integers(0, 256, (32, *contract.shape), dtype=np.uint8)
-    trained = Trained(calibrated(build_network(spec), pictures), spec.task, contract, spec.classes, "0" * 64, CALIBRATION, {})
+    trained = Trained(calibrated(build_network(spec), pictures), spec.task, contract, spec.classes, "0" * 64, CALIBRATION, {}, {})
     folder = tmp_path_factory.mktemp("resnet18")
     ids = [f"{row:016x}" for row in range(len(pictures))]
     rows = ExportRows(pictures, packed_split(pictures, np.arange(len(pictures)) % 3, ids, ids))
@@ -63,7 +63,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> Lo
     torch.manual_seed(0)
     train, val = (open_split(root / "packed", manifest, split) for split in ("train", "val"))
     network = calibrated(build_network(spec), train.inputs[:])
-    trained = Trained(network, spec.task, spec.input, spec.classes, "0" * 64, CALIBRATION, {})
+    trained = Trained(network, spec.task, spec.input, spec.classes, "0" * 64, CALIBRATION, {}, {})
     (root / "bundle").mkdir()
     rows = ExportRows(train.inputs[:], val)
     write_bundle(root / "bundle", trained, rows, export_params.export, RESAMPLING, trace_lineage({}, []), QUICK)
@@ -88,7 +88,7 @@ def nothing() -> BuildRequest:
 
 
 @needs_rtx
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profile(classifier: Project, variant: str) -> None:
     request = request_for(classifier.bundle(), variant)
@@ -98,7 +98,7 @@ def test_every_variant_that_is_meant_for_tensorrt_builds_with_the_dynamic_profil
 
 
 @needs_rtx
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, variant: str) -> None:
     built = build_engine_apart("tensorrt_rtx", request_for(resnet18, variant))
@@ -106,7 +106,7 @@ def test_so_does_every_variant_of_a_network_of_timm(resnet18: LoadedBundle, vari
 
 
 @needs_rtx
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("variant", FOR_TENSORRT)
 def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, variant: str) -> None:
     request = request_for(table, variant)
@@ -116,14 +116,14 @@ def test_so_does_every_variant_of_a_network_for_tables(table: LoadedBundle, vari
 
 
 @needs_rtx
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_graph_that_tensorrt_does_not_take_is_refused_with_the_parsers_words(classifier: Project) -> None:
     with pytest.raises(EngineError, match=r"does not take the graph(.|\n)*DequantizeLinear"):
         build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "int8"))
 
 
 @needs_rtx
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Project) -> None:
     tensorrt_rtx = importlib.import_module("tensorrt_rtx")
     for found, requested in (("fp32", "fp16"), ("fp16", "int8"), ("int8_tensorrt", "fp16")):
@@ -132,13 +132,13 @@ def test_a_graph_of_another_precision_than_requested_is_refused(classifier: Proj
 
 
 @needs_rtx
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_timing_cache_can_be_given_back(classifier: Project) -> None:
     first = build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16"))
     assert build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "fp16", first.timing_cache)).plan
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("death", "message"),
     [
@@ -154,7 +154,7 @@ def test_a_crash_inside_tensorrt_is_a_message(tmp_path: Path, monkeypatch: pytes
         build_engine_apart("crashing_tensorrt", nothing())
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_tensorrt_that_is_not_installed_is_a_message() -> None:
     with pytest.raises(EngineError, match="No module named 'no_such_tensorrt'"):
         build_engine_apart("no_such_tensorrt", nothing())

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration
-from slipway.export.thresholds import own_thresholds
+from slipway.export.thresholds import own_coverage, own_thresholds
 from slipway.export.variants import run_in_batches
 from slipway.runtimes.runtime import open_onnx
 from slipway.training.batches.row_selection import select
@@ -51,3 +52,25 @@ def test_without_a_row_that_nothing_was_fitted_on_nothing_is_promised(classifier
     fitted = np.flatnonzero(fitting_half(val.keys, RESAMPLING.seed))
     few = select([val], fitted, classifier.bundle().manifest.input.shape)
     assert own_thresholds(classifier.bundle().model_bytes("int8"), calibration, classifier.task, few, RESAMPLING.seed) == calibration
+
+
+def test_a_bundle_has_the_coverage_that_each_calibration_had_on_the_test_rows(classifier: Project, regressor: Project) -> None:
+    for project in (classifier, regressor):
+        test, of_classes = project.split("test"), project is classifier
+        bundle = project.bundle()
+        graph, own = bundle.model_bytes("int8"), bundle.manifest.models["int8"].calibration
+        assert own is not None
+        found = own_coverage(graph, own, project.task, test, RESAMPLING)
+        answers = run_in_batches(open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=1), test.inputs, 32)
+        held = own.holds_truth(answers.outputs, test.targets, of_classes=of_classes)
+        assert found is not None
+        assert held is not None
+        assert (found.value, found.rows) == (held.mean(), len(test))
+
+
+def test_a_variant_of_other_thresholds_never_has_the_measured_coverage_of_the_network(classifier: Project) -> None:
+    network = Metric(value=0.8, low=0.72, high=0.86, confidence=0.95, rows=138)
+    manifest = classifier.bundle().manifest.model_copy(update={"coverage": network})
+    assert manifest.coverage_of("fp32") == manifest.coverage_of("fp16") == network
+    int8 = manifest.models["int8"].model_copy(update={"coverage": None})
+    assert manifest.model_copy(update={"models": manifest.models | {"int8": int8}}).coverage_of("int8") is None

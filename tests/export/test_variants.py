@@ -8,7 +8,7 @@ from PIL import Image
 
 from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.uncertainty import Answers
-from slipway.data.store.packed import PackedSplit
+from slipway.data.store.packed import PackedManifest, PackedSplit, write_split
 from slipway.export.graph import torch_answers
 from slipway.export.half_precision import LAYERS, score_branch
 from slipway.export.variants import PRECISION, calibration_rows, fp16_graph, largest_activations, refuse_broken, run_in_batches
@@ -16,7 +16,7 @@ from slipway.inputs.images import ImageContract, image_array
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import ParityError
 from tests.export.conftest import Project
-from tests.packed_rows import packed_split
+from tests.packed_rows import packed_rows, packed_split
 
 PROBABILITIES = OutputContract(kind="probabilities", labels=["a", "b"])
 VALUE = OutputContract(kind="value", labels=[])
@@ -59,29 +59,63 @@ def pixels(value: int) -> NDArray[np.uint8]:
     return np.full((3, 4, 4, 1), value, dtype=np.uint8)
 
 
-def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order() -> None:
+def store(folder: Path, splits: dict[str, PackedSplit], contract: ImageContract = PIXEL) -> tuple[Path, PackedManifest]:
+    """A packed store on disk."""
+    written = {}
+    for name, split_ in splits.items():
+        (folder / name).mkdir(parents=True)
+        np.save(folder / name / "inputs.npy", split_.inputs[:])
+        written[name] = write_split(folder / name, packed_rows(split_.ids, split_.sources, split_.targets), split_.inputs.shape[1:])
+    manifest = PackedManifest(
+        format_version=2,
+        task="image_classification",
+        input=contract,
+        classes=["a", "b"],
+        mean=[0.5],
+        std=[0.2],
+        target_scale=None,
+        splits=written,
+    )
+    return folder, manifest
+
+
+def chosen(store_: tuple[Path, PackedManifest], seed: int = 7, num_rows: int = 20) -> set[int]:
+    return set(calibration_rows(*store_, seed, num_rows).ravel().tolist())
+
+
+def test_calibration_rows_depend_on_ids_and_seed_and_not_on_their_order(tmp_path: Path) -> None:
     whole = split(100)
     order = np.random.default_rng(0).permutation(100)
     shuffled = packed_split(whole.inputs[order], whole.targets[order], [whole.ids[row] for row in order], whole.sources)
-    chosen = set(calibration_rows(whole, PIXEL, 7, 20).ravel().tolist())
-    assert len(chosen) == 20
-    assert set(calibration_rows(shuffled, PIXEL, 7, 20).ravel().tolist()) == chosen
-    assert set(calibration_rows(whole, PIXEL, 8, 20).ravel().tolist()) != chosen
+    in_order, out_of_order = store(tmp_path / "whole", {"train": whole}), store(tmp_path / "shuffled", {"train": shuffled})
+    assert len(chosen(in_order)) == 20
+    assert chosen(out_of_order) == chosen(in_order)
+    assert chosen(in_order, seed=8) != chosen(in_order)
 
 
-def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size() -> None:
+def test_calibration_rows_are_training_rows_whatever_else_is_in_the_store(tmp_path: Path) -> None:
+    first, second, third = np.split(np.arange(90), 3)
+    parts = {
+        name: packed_split(split(90).inputs[rows], np.zeros(30), [split(90).ids[row] for row in rows], [""] * 30)
+        for name, rows in (("val", first), ("train", second), ("test", third))
+    }
+    assert chosen(store(tmp_path, parts), num_rows=1000) == set(second.tolist())
+
+
+def test_training_images_that_are_stored_larger_are_brought_to_the_networks_size(tmp_path: Path) -> None:
     large = np.zeros((2, 4, 4, 3), dtype=np.uint8)
     large[:, :, 2:] = 200
     contract = PIXEL.model_copy(update={"size_px": 2, "channels": 3})
-    rows = calibration_rows(packed_split(large, [0.0, 1.0], ["0" * 16, "1" * 16], ["a", "b"]), contract, 7, 9)
+    stored = packed_split(large, [0.0, 1.0], ["0" * 16, "1" * 16], ["a", "b"])
+    rows = calibration_rows(*store(tmp_path, {"train": stored}, contract), 7, 9)
     expected = image_array(Image.fromarray(large[0]), contract)
     assert rows.shape == (2, 2, 2, 3)
     assert (rows == expected).all()
     assert rows[0, 0, 0, 0] < rows[0, 0, 1, 0]
 
 
-def test_more_calibration_rows_than_there_are_means_all() -> None:
-    assert len(calibration_rows(split(10), PIXEL, 7, 512)) == 10
+def test_more_calibration_rows_than_there_are_means_all(tmp_path: Path) -> None:
+    assert len(chosen(store(tmp_path, {"train": split(10)}), num_rows=512)) == 10
 
 
 def test_the_largest_activation_of_every_tensor_is_found() -> None:
@@ -133,7 +167,7 @@ def test_a_broken_regressor_is_refused() -> None:
         refuse_broken("int8", answers(reference + 50), answers(reference), VALUE)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier: Project) -> None:
     bundle, images = classifier.bundle(), classifier.split("test").inputs
     assert {*bundle.manifest.models, *bundle.manifest.left_out} == {name for name in PRECISION if not name.startswith("pruned")}
@@ -151,7 +185,7 @@ def test_every_exported_variant_loads_and_keeps_labels_and_signature(classifier:
         assert (run_in_batches(runner, images, 16).outputs.argmax(axis=1) == targets).mean() > 0.95
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_precision_is_in_the_graph(classifier: Project) -> None:
     bundle = classifier.bundle()
     graphs = {variant: onnx.load_model_from_string(bundle.model_bytes(variant)).graph for variant in bundle.manifest.models}
@@ -165,7 +199,7 @@ def test_precision_is_in_the_graph(classifier: Project) -> None:
     assert not {tensor.UINT8, tensor.INT32} & kinds["int8_tensorrt"]  # TensorRT takes neither
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Project) -> None:
     bundle, images = classifier.bundle(), classifier.split("test").inputs
     expected = torch_answers(classifier.calibrated(), images[:]).scores
@@ -182,7 +216,7 @@ def test_the_outlier_score_is_computed_in_fp32_by_every_variant(classifier: Proj
         assert np.corrcoef(found, expected)[0, 1] > 0.8, variant
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_export_leaves_nothing_but_the_bundle(classifier: Project, regressor: Project) -> None:
     for project in (classifier, regressor):
         found = project.bundle()

@@ -118,6 +118,7 @@ def test_a_date_is_its_microseconds_since_1970(moment: datetime) -> None:
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
 
 
+@pytest.mark.process
 @settings(deadline=None)
 @given(ANYTHING, st.sampled_from(KINDS), st.booleans())
 def test_any_json_value_is_taken_or_refused_by_name(value: Any, kind: Kind, imputed: bool) -> None:
@@ -214,3 +215,18 @@ def test_a_number_too_large_for_32_bits_is_refused_by_name() -> None:
     with pytest.raises(CellError) as caught:
         encode_rows([{"a": 1.0, "b": 1.0, "c": -1e300}, {"a": None, "b": 1e39, "c": 0.0}], wide)
     assert caught.value.column == "b"
+
+
+@pytest.mark.parametrize("value", [None, "", 3, "x" * 300, {"a": [1]}, float("nan")])
+def test_a_column_that_training_ignored_may_hold_anything_and_changes_nothing(value: Any) -> None:
+    wanted = contract(column("c", "number")).model_copy(update={"ignored": ["id"]})
+    assert read_row({"id": value, "c": 1}, wanted) == {"c": 1.0}
+    with pytest.raises(CellError, match=r"there is no such column, expected c$"):
+        read_row({"id": value, "c": 1, "Id": 1}, wanted)
+
+
+def test_a_contract_from_before_columns_were_named_as_ignored_refuses_them() -> None:
+    content = contract(column("c", "number")).model_dump(mode="json")
+    del content["ignored"]
+    with pytest.raises(CellError, match="there is no such column"):
+        read_row({"id": 1, "c": 1}, ColumnContract.model_validate(content))

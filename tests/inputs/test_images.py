@@ -36,6 +36,16 @@ def contract(size_px: int = 4, **changes: Any) -> ImageContract:
     return ImageContract.model_validate({"size_px": size_px, **values, **changes})
 
 
+@pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
+def test_an_image_is_resized_with_the_filter_that_the_contract_names(name: str, fit: str) -> None:
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (31, 47, 3), dtype=np.uint8))
+    resize: Any = {"stretch": Image.Image.resize, "crop": ImageOps.fit, "pad": ImageOps.pad}[fit]
+    expected = resize(image, (12, 12), Image.Resampling[name.upper()])
+    found = read(image, size_px=12, interpolation=name, fit=fit, max_pixels=10_000)
+    assert np.array_equal(found, np.asarray(expected))
+
+
 def read(image: Image.Image, image_format: str = "PNG", options: dict[str, Any] | None = None, **changes: Any) -> Any:
     return array_from_bytes(encode(image, image_format, **(options or {})), contract(**changes))
 

@@ -200,6 +200,7 @@ def test_every_object_has_the_form_that_kubernetes_takes(schemas: Any, version: 
         schemas.validate(one, schemas.latest_version() if version == "newest" else OLDEST, strict=True)
 
 
+@pytest.mark.process
 @needs_kustomize
 @pytest.mark.parametrize("folder", ["base", "gpu"])
 def test_what_kustomize_makes_of_them_has_that_form_too(schemas: Any, folder: str) -> None:

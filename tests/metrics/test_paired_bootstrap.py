@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.metrics import scores as metrics
+from slipway.metrics import scores
 from slipway.metrics.paired_bootstrap import PairedDifference, mcnemar_p_value, paired_difference
 from slipway.metrics.scores import Resampling, measure
 from slipway.system.contract import CLASSIFICATION_METRICS, REGRESSION_METRICS
@@ -94,7 +94,7 @@ def test_chunks_of_resamples_change_no_interval(monkeypatch: pytest.MonkeyPatch)
     generator = np.random.default_rng(6)
     targets, before, after = generator.integers(3, size=40), answers(generator, 40, 3), answers(generator, 40, 3)
     whole = paired_difference("image_classification", "roc_auc", targets, before, after, THOUSAND)
-    monkeypatch.setattr(metrics, "_CHUNK_NUMBERS", 400)
+    monkeypatch.setattr(scores, "_CHUNK_NUMBERS", 400)
     assert paired_difference("image_classification", "roc_auc", targets, before, after, THOUSAND) == whole
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics as sklearn_metrics
 
-from slipway.metrics import scores as metrics
+from slipway.metrics import scores
 from slipway.metrics.calibration_error import calibration_errors, reliability_bins
 from slipway.metrics.scores import (
     classification_metrics,
@@ -95,7 +95,7 @@ def sklearn_scores(targets: NDArray[np.int64], probabilities: NDArray[np.float64
     return scores
 
 
-@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_classification_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
     generator = np.random.default_rng(2)
     for _ in range(num_cases):
@@ -105,7 +105,7 @@ def test_classification_metrics_are_those_of_scikit_learn(num_cases: int) -> Non
             assert abs(found[name].value - expected) <= TOLERANCE, (name, targets, probabilities)
 
 
-@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_metrics_of_probabilities_are_those_of_slow_and_simple_code(num_cases: int) -> None:
     generator = np.random.default_rng(12)
     for _ in range(num_cases):
@@ -127,9 +127,9 @@ def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
     for _ in range(20):
         targets, probabilities = random_case(generator)
         num_classes = probabilities.shape[1]
-        for is_own, scores in own_against_others(targets, probabilities):
-            assert abs(slow_roc_auc(is_own, scores) - sklearn_metrics.roc_auc_score(is_own, scores)) <= TOLERANCE
-            assert abs(slow_average_precision(is_own, scores) - sklearn_metrics.average_precision_score(is_own, scores)) <= TOLERANCE
+        for is_own, ranked in own_against_others(targets, probabilities):
+            assert abs(slow_roc_auc(is_own, ranked) - sklearn_metrics.roc_auc_score(is_own, ranked)) <= TOLERANCE
+            assert abs(slow_average_precision(is_own, ranked) - sklearn_metrics.average_precision_score(is_own, ranked)) <= TOLERANCE
         if num_classes > 2:
             # Of equal probabilities scikit-learn prefers the last class, we the first.
             turned = sklearn_metrics.top_k_accuracy_score(num_classes - 1 - targets, probabilities[:, ::-1], k=2, labels=range(num_classes))
@@ -140,7 +140,7 @@ def test_slow_and_simple_code_says_what_scikit_learn_says() -> None:
             assert abs(found["brier"] - brier) <= TOLERANCE
 
 
-@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(num_cases: int) -> None:
     generator = np.random.default_rng(3)
     for _ in range(num_cases):
@@ -149,13 +149,13 @@ def test_per_class_scores_and_the_confusion_matrix_are_those_of_scikit_learn(num
         matrix = confusion_matrix(targets, predicted, num_classes)
         labels = list(range(num_classes))
         assert (matrix == sklearn_metrics.confusion_matrix(targets, predicted, labels=labels)).all()
-        found = metrics.class_scores(metrics.count_classes(matrix))
+        found = scores.class_scores(scores.count_classes(matrix))
         expected = sklearn_metrics.precision_recall_fscore_support(targets, predicted, labels=labels, zero_division=0)
         for values, reference in zip((found.precision, found.recall, found.f1), expected, strict=False):
             assert np.abs(values - reference).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_regression_metrics_are_those_of_scikit_learn(num_cases: int) -> None:
     generator = np.random.default_rng(4)
     for _ in range(num_cases):

@@ -19,7 +19,7 @@ from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, free_port, running
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)"),
 ]
 PNG = {"content-type": "image/png"}

@@ -28,7 +28,7 @@ def test_promtool_takes_rules_and_configurations() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @needs_promtool
 def test_each_alert_fires_and_resolves_as_its_tests_say() -> None:
     with ThreadPoolExecutor() as threads:

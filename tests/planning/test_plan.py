@@ -55,7 +55,7 @@ def run_fresh(command: list[str], folder: Path, variables: dict[str, str], timeo
     return subprocess.run([sys.executable, "-m", *command], cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("network", "arguments", "rows", "precision"),
     [
@@ -74,6 +74,7 @@ def test_the_predicted_memory_is_what_real_steps_take(network: str, arguments: d
     assert planning.CPU_SLACK * found["predicted"] == pytest.approx(found["grown"], rel=PROCESS_TOLERANCE)
 
 
+@pytest.mark.process
 def test_a_step_holds_what_its_parts_must_take() -> None:
     network = build_network(spec())
     num_bytes = 4 * sum(parameter.numel() for parameter in network.parameters())
@@ -156,7 +157,7 @@ def test_a_batch_that_processes_cannot_share_is_named_with_the_rest(in_project: 
     assert "which 3 processes cannot share equally" in found.findings.mismatches[1]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_after_a_training_the_plan_tells_its_own_error(tmp_path: Path) -> None:
     project = write_project(tmp_path)
     assert run_command(project).returncode == 0
@@ -176,7 +177,7 @@ def test_after_a_training_the_plan_tells_its_own_error(tmp_path: Path) -> None:
     assert "nothing to compare" in run_plan(project).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_plan_that_cannot_work_ends_with_exit_code_1(tmp_path: Path) -> None:
     refused = run_plan(write_project(tmp_path, batch_size=151, precision="16-mixed"))
     assert refused.returncode == 1

@@ -105,7 +105,7 @@ def test_only_applying_writes(tmp_path: Path) -> None:
     assert load_params(path).train.batch_size == 64
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_both_commands_propose_on_a_real_project_and_apply_when_asked(tmp_path: Path) -> None:
     project = write_project(tmp_path)
     before = (project / "params.yaml").read_text()

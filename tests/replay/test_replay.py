@@ -23,7 +23,19 @@ from slipway.inputs.images import array_from_bytes
 from slipway.replay.__main__ import main
 from slipway.traffic.request_log import KeptFolder, encode_line, find_kept
 from tests.conftest import ROOT
-from tests.serving.bundles import LABELS, WEIGHTS, certify, classifier, log_of_mean, picture, row_classifier, table_row, write_bundle
+from tests.serving.bundles import (
+    COLUMNS,
+    LABELS,
+    WEIGHTS,
+    certify,
+    classifier,
+    gate,
+    log_of_mean,
+    picture,
+    row_classifier,
+    table_row,
+    write_bundle,
+)
 from tests.serving.conftest import MakeSettings, make_settings
 from tests.serving.in_process import run
 
@@ -104,6 +116,17 @@ def test_rows_of_a_table_and_numbers_are_replayed(certified: Path, make_settings
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
     serve(make_settings(keep_directory=tmp_path / "kept"), image("number"))
     code, output, _ = replayed("number")
+    assert (code, verdicts(output)["recorded"]) == (0, "equal")
+
+
+def test_rows_with_columns_that_training_ignored_are_replayed(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
+    contract = COLUMNS.model_copy(update={"ignored": ["customer"]})
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+    request = {"json": table_row(1) | {"customer": 17}, "headers": {"x-request-id": "one"}}
+    serve(make_settings(keep_directory=tmp_path / "kept"), request)
+    code, output, _ = replayed("one")
     assert (code, verdicts(output)["recorded"]) == (0, "equal")
 
 
@@ -208,6 +231,7 @@ def fake_service(card: dict[str, Any], answer: dict[str, Any], status: int = 200
         server.server_close()
 
 
+@pytest.mark.process
 def test_a_running_service_that_answers_otherwise_is_named(make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (request,) = find_kept(tmp_path / "kept", "one")
@@ -238,6 +262,7 @@ def test_a_running_service_that_answers_otherwise_is_named(make_settings: MakeSe
         assert reason in output
 
 
+@pytest.mark.process
 def test_a_service_that_cannot_be_asked_is_exit_code_2(make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     with fake_service({"model_version": "0" * 12, "execution": {"actual": {}}}, {}) as url:
@@ -301,13 +326,13 @@ def test_the_bundle_that_answered_is_found_below_artifacts_or_named(
         code, output, error = replayed("one", *given)
         assert code == 0
         assert f"model {version} was found in artifacts/released/bundle" in error
-        assert "certified, artifacts/released/certificate.json" in output
+        assert "certified, gates passed, artifacts/released/certificate.json" in output
     for name in ("bundle.json", "model_fp32.onnx"):  # the folder that `make release` makes
         (certified / "released/bundle" / name).rename(certified / "released" / name)
     code, output, error = replayed("one")
     assert code == 0
     assert f"model {version} was found in artifacts/released\n" in error
-    assert "certified, artifacts/released/certificate.json" in output
+    assert "certified, gates passed, artifacts/released/certificate.json" in output
     (certified / "released/bundle.json").unlink()
     code, _, error = replayed("one")
     assert code == 2
@@ -350,7 +375,7 @@ def test_lineage_leads_from_an_answer_to_code_params_and_data(
     assert code == 0
     for fact in (
         f"model        {bundle.version} in artifacts/bundle",
-        "certificate  certified, artifacts/certificate.json",
+        "certificate  certified, gates passed, artifacts/certificate.json",
         f"code         git {'c0ffee' * 6}, with changes that were not committed",
         "data         data/own, md5 0123abcd.dir, 64 files, 1,234,567 bytes",
         f"bundle       SHA-256 {bundle.digest}",
@@ -364,6 +389,16 @@ def test_lineage_leads_from_an_answer_to_code_params_and_data(
     assert replayed("unknown", "--lineage")[0] == 2
 
 
+def test_a_model_that_missed_its_gates_is_replayed_with_its_certificate(
+    certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed
+) -> None:
+    serve(make_settings(keep_directory=tmp_path / "kept"), image())
+    certify(certified / "certificate.json", load_bundle(certified / "bundle"), gates=[gate(0.5)])
+    code, output, _ = replayed("one")
+    assert code == 0
+    assert "certified, gates missed, " in output
+
+
 def test_a_bundle_without_a_certificate_says_so(certified: Path, make_settings: MakeSettings, tmp_path: Path, replayed: Replayed) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     (certified / "certificate.json").unlink()
@@ -372,7 +407,7 @@ def test_a_bundle_without_a_certificate_says_so(certified: Path, make_settings: 
     assert "certificate  none that certifies it: " in output
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_it_needs_no_package_that_a_bento_lacks(make_settings: MakeSettings, tmp_path: Path) -> None:
     serve(make_settings(keep_directory=tmp_path / "kept"), image())
     script = """

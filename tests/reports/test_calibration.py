@@ -1,5 +1,7 @@
 """What answers are worth, on simulated rows whose calibration is known, and how the page says it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -84,3 +86,21 @@ def test_the_section_says_what_was_fitted_and_where_the_rows_were_too_few() -> N
     few = CALIBRATION.model_copy(update={"conformal": CALIBRATION.conformal.model_copy(update={"rows": 5, "threshold": 0.0})})
     assert "So few rows say nothing" in calibration_section(worth(calibration=few)).body
     assert "There are no intervals" in calibration_section(numbers(None)).body
+
+
+def test_the_section_marks_a_coverage_that_missed_its_target_or_was_fitted_on_few_rows() -> None:
+    enough = {"rows": 200, "threshold": 1.645}  # nine tenths of normal errors
+    met = with_fields(numbers(), coverage=0.9, **enough)
+    assert met.doubts == []
+    assert "the target" not in calibration_section(met).body
+    missed = with_fields(numbers(), coverage=0.95, **enough)
+    (doubt,) = missed.doubts
+    assert "is below the target of 95%" in doubt
+    assert doubt in calibration_section(missed).body
+    few = with_fields(numbers(), coverage=0.9, **(enough | {"rows": 66}))
+    assert "fitted on 66 rows, fewer than 200" in calibration_section(few).body
+
+
+def with_fields(found: Worth, **changes: float) -> Worth:
+    conformal = found.calibration.conformal.model_copy(update=changes)
+    return replace(found, calibration=found.calibration.model_copy(update={"conformal": conformal}))

@@ -20,7 +20,7 @@ from slipway.reports import charts, html_page
 from slipway.reports.charts import Series
 from slipway.reports.evaluation import Evaluation
 from slipway.reports.evaluation_page import evaluation_page
-from slipway.reports.gates import GateResult
+from slipway.reports.gates import apply_gates
 from slipway.reports.html_page import Html, Section
 from slipway.system.errors import MetricError
 
@@ -76,7 +76,9 @@ def evaluation(classes: list[str], num_rows: int = 40) -> Evaluation:
 def whole_page(classes: list[str]) -> str:
     found = evaluation(classes)
     name = "accuracy" if classes else "rmse"
-    gates = [GateResult(name, Gate(min=99, max=None), found.metrics[name]), GateResult(name, Gate(min=None, max=9), found.metrics[name])]
+    other = "log_loss" if classes else "mae"
+    bounds = {name: Gate(min=99, max=None), other: Gate(min=None, max=99), "top_k_accuracy": Gate(min=0.5, max=None)}
+    gates = apply_gates(bounds, found.metrics, {"top_k_accuracy": EVIL})
     curves = {EVIL: [Series(EVIL, [1, 2], [3, 4]), Series("val", [1, 2], [2, 2])]}
     pixels = np.random.default_rng(0).integers(0, 256, size=(40, 4, 4, 3), dtype=np.uint8)
     return evaluation_page(found, gates, pixels, CONTRACT, curves, f"about {EVIL}")
@@ -90,6 +92,8 @@ def test_an_evaluation_page_is_whole_escaped_and_loads_nothing(classes: list[str
     assert "&lt;script&gt;" in document
     assert "✗ missed" in document
     assert "✓ passed" in document
+    assert "✗ unjudged" in document
+    assert "2 of 3 missed or unjudged" in document
 
 
 def test_the_worst_rows_of_a_table_are_shown_with_their_cells() -> None:

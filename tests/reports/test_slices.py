@@ -18,7 +18,7 @@ from slipway.reports.gates import apply_slice_gates
 from slipway.reports.slice_scores import RowAnswers, SliceScores, adjusted_p_values, score_slices
 from slipway.reports.slices import Dimension, brightness, built_in_dimensions, by_category, by_date, by_number, of_column
 from slipway.system.contract import Task
-from slipway.system.errors import IntegrityError, MetricError
+from slipway.system.errors import IntegrityError
 from tests.packed_rows import packed_split
 from tests.reports.conftest import CLASSES, images, split_rows, targets
 
@@ -244,13 +244,17 @@ def test_gates_are_required_of_every_slice_that_is_judged() -> None:
     wrong[:10] = True
     gates = {"accuracy": Gate(min=0.8, max=None), "log_loss": Gate(min=None, max=9.0)}
     results = apply_slice_gates(gates, scores, answers_with(wrong), RESAMPLING)
-    assert {(gate.name, gate.where): gate.passed for gate in results} == {
-        ("accuracy", "colour blue"): False,
-        ("accuracy", "colour green"): True,
-        ("log_loss", "colour blue"): True,
-        ("log_loss", "colour green"): True,
+    assert {(gate.name, gate.where): gate.outcome for gate in results} == {
+        ("accuracy", "colour blue"): "missed",
+        ("accuracy", "colour green"): "passed",
+        ("log_loss", "colour blue"): "passed",
+        ("log_loss", "colour green"): "passed",
     }
-    assert {gate.where: gate.measured.value for gate in results if gate.name == "accuracy"} == {"colour blue": 0.75, "colour green": 1.0}
+    measured = {gate.where: gate.measured for gate in results if gate.name == "accuracy"}
+    assert {where: metric.value for where, metric in measured.items() if metric} == {
+        "colour blue": 0.75,
+        "colour green": 1.0,
+    }
 
 
 def test_a_gate_that_a_slice_does_not_define_does_not_judge_it() -> None:
@@ -262,8 +266,10 @@ def test_a_gate_that_a_slice_does_not_define_does_not_judge_it() -> None:
     assert {gate.where for gate in results} == {"half left", "half right"}
 
 
-def test_a_gate_that_no_slice_defines_is_neither_reached_nor_missed() -> None:
+def test_a_gate_that_no_slice_defines_is_unjudged() -> None:
     scores = small_and_large()
     small = SliceScores(scores.metric, [], scores.too_small, [], scores.confidence)
-    with pytest.raises(MetricError, match="none of 0 slices"):
-        apply_slice_gates({"accuracy": Gate(min=0.5, max=None)}, small, answers_with(np.zeros(60, bool)), RESAMPLING)
+    gates = {"accuracy": Gate(min=0.5, max=None)}
+    [result] = apply_slice_gates(gates, small, answers_with(np.zeros(60, bool)), RESAMPLING)
+    assert (result.outcome, result.key) == ("unjudged", "evaluate.slice_gates.accuracy")
+    assert "none of 0 slices" in result.text

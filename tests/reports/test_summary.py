@@ -1,6 +1,7 @@
 """The screen after a run: what it shows, and that it refuses what is missing or does not fit."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -8,12 +9,15 @@ import pytest
 
 from slipway.artifacts.bundle import Bundle, Lineage, Metric, OutputContract, describe_model, load_bundle, write_manifest
 from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.artifacts.gates import GateResult, verdict_of
+from slipway.config.command import run_command
 from slipway.inputs.images import ImageContract
-from slipway.reports.summary import summary
+from slipway.reports.summary import main, summary
 from slipway.system import files
 from slipway.system.contract import Task
 from slipway.system.errors import BundleError, CertificateError, SchemaError, SlipwayError
 from tests.calibrations import CALIBRATION
+from tests.serving.bundles import gate
 
 REASON = "no NVIDIA GPU: libcuda.so.1 cannot be loaded"
 INPUT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
@@ -49,14 +53,14 @@ def hop(name: str, backend: Backend, variant: str, *, flipped: int = 0, actual_p
     )
 
 
-def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
+def write_run(root: Path, task: Task, hops: list[Hop], gates: Sequence[GateResult] = ()) -> None:
     """Everything that the summary reads."""
     folder = root / "artifacts/bundle"
     files.write_bytes(folder / "model_fp16.onnx", bytes(1_500_000))
     labels = ["ape", "bee"] if task == "image_classification" else []
     names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
     manifest = Bundle(
-        format_version=4,
+        format_version=5,
         task=task,
         input=INPUT,
         input_name="image",
@@ -69,6 +73,7 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
         calibration=CALIBRATION,
         canary=None,
         metrics={},
+        baseline=dict.fromkeys(names, 0.1),
         card_sha256=None,
         drift_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
@@ -76,8 +81,10 @@ def write_run(root: Path, task: Task, hops: list[Hop]) -> None:
     )
     write_manifest(folder, manifest)
     certificate = Certificate(
-        format_version=2,
+        format_version=3,
         status="certified",
+        gates=verdict_of(gates),
+        gate_results=list(gates),
         metric=names[0],
         bundle_digest=load_bundle(folder).digest,
         engine_digest=None,
@@ -105,11 +112,11 @@ def test_one_screen_tells_the_whole_run(tmp_path: Path) -> None:
     write_run(tmp_path, "image_classification", HOPS)
     text = summary(tmp_path)
     for part in (
-        "image_classification, certified",
+        "image_classification, certified, gates none",
         "read 1800, kept 1797, refused 3 (undecodable 3)",
         "train 1257, val 270, test 270",
         "trained network on 270 test rows",
-        "accuracy  0.9852  95 % 0.9752 to 0.9952",
+        "accuracy  0.9852  95 % 0.9752 to 0.9952    0.1000     +0.8852",
         "f1_macro",
         "differs, 268/270",
         "1.5 MB",
@@ -118,6 +125,31 @@ def test_one_screen_tells_the_whole_run(tmp_path: Path) -> None:
         "bentoml serve serving.service:Slipway",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(0.5, "missed"), (None, "unjudged")])
+def test_the_command_ends_with_1_on_a_failed_gate_and_names_value_limit_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: float | None, outcome: str
+) -> None:
+    write_run(tmp_path, "image_classification", HOPS, [gate(), gate(value, name="f1_macro")])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: main(Path()))
+    assert ended.value.code == 1
+    output, said = capsys.readouterr()
+    assert f"certified, gates {outcome}" in output
+    assert "make serve" not in output
+    found = "0.5 (95 % interval 0.5 to 0.5, 100 rows)" if value else "not defined"
+    assert f"{outcome}: f1_macro is {found}, required at least 0.8 (evaluate.gates.f1_macro in params.yaml)" in said
+    assert "1 of 2 quality gates" in said
+
+
+def test_the_command_ends_well_if_every_gate_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, "image_classification", HOPS, [gate()])
+    main(tmp_path)
+    output = capsys.readouterr().out
+    assert "certified, gates passed" in output
+    assert "make serve" in output
 
 
 def test_a_run_that_agrees_fits_into_100_columns(tmp_path: Path) -> None:

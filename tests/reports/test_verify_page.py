@@ -15,7 +15,7 @@ from slipway.reports.log_bars import LogBar, log_bars
 from slipway.reports.verify_page import Answered, _outliers, verify_page
 from slipway.system.contract import Task
 from tests.reports.test_pages import CONTRACT, EVIL, FOREIGN, faults
-from tests.serving.bundles import COLUMNS
+from tests.serving.bundles import COLUMNS, gate
 
 CLASSES = ["ape", EVIL, "cow"]
 NUM_ROWS = 40
@@ -62,7 +62,9 @@ def make_page(
         hops.append(judge.against("http", AUTO, http, (hops[1], fp32), Tolerance(max_difference=1e-5)))
         answers["http"] = near
     certificate = Certificate(
-        format_version=2,
+        format_version=3,
+        gates="missed",
+        gate_results=[gate(), gate(0.5, name=EVIL), gate(None, name="roc_auc")],
         status="refused" if breaks else "certified",
         metric=headline(task),
         bundle_digest="0" * 64,

@@ -13,6 +13,7 @@ from PIL import Image
 from slipway.artifacts import bundle as bundles
 from slipway.artifacts.bundle import SCORE_NAME, Bundle, Lineage, LoadedBundle, Metric, ModelFile, OutputContract
 from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.artifacts.golden_rows import FILE, Canary, CanaryRows, canary_budget, canary_bytes
 from slipway.artifacts.uncertainty import Answers
 from slipway.inputs.columns import Column, ColumnContract
@@ -193,7 +194,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     else:
         task = "image_regression" if is_value else "image_classification"
     manifest = Bundle(
-        format_version=4,
+        format_version=5,
         task=task,
         input=COLUMNS if is_table else CONTRACT,
         input_name=graph.graph.input[0].name,
@@ -206,6 +207,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         choice={},
         calibration=CALIBRATION,
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=0.95, confidence=0.95, rows=100)},
+        baseline={"accuracy": 0.4},
         card_sha256=None,
         drift_sha256=None,
         lineage=Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests={}),
@@ -253,12 +255,36 @@ def hop(provider: str = "cpu", variant: str = "fp32", status: Literal["agrees", 
     )
 
 
+def gate(value: float | None = 0.9, at_least: float = 0.8, name: str = "accuracy") -> GateResult:
+    """The result of a gate on all test rows; `value` is None where the rows define no metric."""
+    measured = None
+    if value is not None:
+        measured = Metric(value=value, low=value, high=value, confidence=0.95, rows=100)
+    return GateResult(
+        name=name,
+        key=f"evaluate.gates.{name}",
+        where="",
+        is_of_slice=False,
+        min=at_least,
+        max=None,
+        measured=measured,
+        remark="",
+    )
+
+
 def certify(
-    path: Path, bundle: LoadedBundle, hops: list[Hop] | None = None, status: str = "certified", engine_digest: str | None = None
+    path: Path,
+    bundle: LoadedBundle,
+    hops: list[Hop] | None = None,
+    status: str = "certified",
+    engine_digest: str | None = None,
+    gates: list[GateResult] | None = None,
 ) -> Path:
-    """A certificate for `bundle` at `path`."""
+    """A certificate for `bundle` at `path`, with a passed gate if `gates` names no others."""
+    results = [gate()] if gates is None else gates
     content: dict[str, Any] = {
-        "format_version": 2, "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
+        "format_version": 3, "gates": verdict_of(results), "gate_results": results,
+        "status": status, "metric": "accuracy", "bundle_digest": bundle.digest, "engine_digest": engine_digest,
         "digests": {}, "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": {},
     }  # fmt: skip
     write_certificate(path, Certificate.model_validate(content))

@@ -15,12 +15,13 @@ import yaml
 from serving.process.packing import bento_labels
 from serving.settings import Settings
 from slipway.artifacts.engine_manifest import write_engine
+from slipway.system.code_digest import reached_files
 from slipway.system.errors import SlipwayError
+from slipway.system.source_code import imported_modules
 from tests import plain_http
 from tests.export.small_bundle import passport_for, write_small_bundle
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running
-from tests.structure.closure import closure, imported_modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES: list[str] = PROJECT["tool"]["bentoml"]["build"]["python"]["packages"]
@@ -39,9 +40,8 @@ def test_a_bento_has_what_ring_0_needs_in_the_service() -> None:
     unused = {"pyarrow", "ruamel-yaml"}
     modules = {"pyarrow", "ruamel", "yaml"}
     assert names(PROJECT["project"]["dependencies"]) - unused <= names(PACKAGES)
-    reached = {
-        module.split(".")[0] for path in closure(ROOT, [ROOT / "serving/service.py"]) for module in imported_modules(path.read_text())
-    }
+    modules_reached = [path for path in reached_files(ROOT, [Path("serving/service.py")]) if path.suffix == ".py"]
+    reached = {module.split(".")[0] for path in modules_reached for module in imported_modules((ROOT / path).read_text())}
     assert "numpy" in reached  # the twin: what is imported is seen
     assert not reached & modules
 
@@ -126,7 +126,7 @@ def test_what_is_not_certified_is_not_packed(tmp_path: Path, spoil: Callable[[Pa
         bento_labels(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_bentoml_build_refuses_a_bundle_without_its_certificate_whatever_the_settings_say(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project")
     elsewhere = (project / "artifacts/certificate.json").rename(tmp_path / "certificate.json")
@@ -138,7 +138,7 @@ def test_bentoml_build_refuses_a_bundle_without_its_certificate_whatever_the_set
     assert not list((tmp_path / "bentoml/bentos").glob("slipway/*"))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_bento_is_labelled_with_its_model(built: Path) -> None:
     (manifest,) = (built / "bentoml/bentos/slipway").glob("*/bento.yaml")
     labels = yaml.safe_load(manifest.read_text())["labels"]
@@ -146,7 +146,7 @@ def test_a_bento_is_labelled_with_its_model(built: Path) -> None:
     assert len(labels["model_version"]) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -> None:
     (source,) = (built / "bentoml/bentos/slipway").glob("*/src")
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
@@ -168,7 +168,7 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
     assert not any(name.startswith(("slipway/data", "slipway/training", "slipway/export")) for name in files)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bento_serves_from_another_folder_with_its_own_files(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = built / "elsewhere"
     elsewhere.mkdir()
@@ -196,7 +196,7 @@ def last(found: list[tuple[str, str]], instruction: str) -> str:
     return next(arguments for name, arguments in reversed(found) if name == instruction)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_container_is_no_root_says_how_it_is_and_may_write_its_state(built: Path) -> None:
     found = instructions((bento(built) / "env/docker/Dockerfile").read_text())
     assert last(found, "USER") == "bentoml"
@@ -210,7 +210,7 @@ def test_the_container_is_no_root_says_how_it_is_and_may_write_its_state(built: 
     assert any("curl" in arguments for name, arguments in found if name == "RUN")  # which the health check needs
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_all_that_the_container_is_made_of_is_in_the_bento(built: Path) -> None:
     """No engine is here to build it: what it copies and runs has to be there."""
     context = bento(built)
@@ -258,7 +258,7 @@ exec "$@"
 """  # in a mount namespace of its own, which ends with the process
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Path) -> None:
     """What a container with a read-only root allows."""
     writable = {"TMPDIR": built / "tmp", "SLIPWAY_STATE": built / "state"}
@@ -274,7 +274,7 @@ def test_it_serves_where_nothing_can_be_written_but_its_state_and_tmp(built: Pat
     assert list(writable["SLIPWAY_STATE"].iterdir()) == []  # it was the namespace's
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_serves_with_nothing_but_its_own_requirements(built: Path) -> None:
     """In an environment made of the bento's requirements, as its container is."""
     environment = built / "environment"

@@ -54,6 +54,7 @@ async def is_not_rolled_back(inference: Inference) -> bool:
     return inference.canary is not None and last_event(inference)[0] != "rolled_back"
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_what_no_model_can_take_is_no_evidence_however_often_it_is_sent(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(shadow_share=0)
@@ -70,6 +71,7 @@ def test_what_no_model_can_take_is_no_evidence_however_often_it_is_sent(certifie
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(shadow_share=0)
@@ -97,6 +99,7 @@ def test_which_requests_a_canary_gets_cannot_be_told_from_what_is_public(certifi
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_an_id_is_evidence_once_however_often_it_is_sent(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(shadow_share=0)
@@ -127,6 +130,7 @@ def test_an_id_is_evidence_once_however_often_it_is_sent(certified: Path, make_s
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_what_a_candidate_refuses_and_the_stable_model_takes_brings_it_back(certified_table: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(shadow_share=0)

@@ -108,7 +108,7 @@ def test_kept_pictures_and_their_truths_become_rows_without_copies_mistakes_firs
     assert sum(row["label"] is None for row in everything) == 20
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_clean_takes_what_was_collected_as_it_is(served: tuple[Settings, list[bytes], list[str], list[str]], tmp_path: Path) -> None:
     settings, *_ = served
     folder = tmp_path / "project"
@@ -127,16 +127,21 @@ def test_clean_takes_what_was_collected_as_it_is(served: tuple[Settings, list[by
     assert {row["label"] for row in kept} <= set(LABELS)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_clean_takes_rows_of_a_table_that_were_collected(certified: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
-    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), lineage=lineage(image_column=None)))
+    contract = COLUMNS.model_copy(update={"ignored": ["customer"]})
+    bundle = write_bundle(certified / "bundle", row_classifier(), lineage=lineage(image_column=None), input=contract)
+    certify(certified / "certificate.json", bundle)
     settings = make_settings(keep_directory=certified / "kept")
     rows = [table_row(number) | {"income": 20000.5 + number} for number in range(60)]
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         for name, part in (("a", rows[:30]), ("b", rows[30:])):
-            answers = (await client.post("/predict", json={"rows": part}, headers={"x-request-id": name})).json()["predictions"]
+            answers = (await client.post("/predict", json={"rows": sent(part)}, headers={"x-request-id": name})).json()["predictions"]
             await tell(client, [{"request_id": name, "item": item, "truth": answer["label"]} for item, answer in enumerate(answers)])
+
+    def sent(part: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [row | {"customer": number} for number, row in enumerate(part)]  # a column that training ignored
 
     run(settings, work)
     folder = tmp_path / "project"

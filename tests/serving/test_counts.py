@@ -15,7 +15,7 @@ from tests.serving.bundles import certify, picture, slow_classifier, write_bundl
 from tests.serving.generated import image_case
 from tests.serving.server import Server, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 GOOD = http_request(body=picture())
 SHOWN_S = 0.5  # a worker writes its counts twenty times a second
 
@@ -33,7 +33,7 @@ def codes(answers: list[Answer]) -> Counter[str]:
     return Counter(str(answer.status) for answer in answers)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_the_counters_of_all_workers_are_the_callers_own_counts(tmp_path: Path, num_workers: int) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path, workers=num_workers, max_body_bytes=200_000) as server:

@@ -96,8 +96,9 @@ def test_a_reader_is_not_in_the_way_of_another(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not is_possible, reason="system calls are watched on Linux on x86-64 alone")
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_scraper_killed_between_two_file_operations_counts_nothing_twice_and_loses_nothing(tmp_path: Path, times: int) -> None:
     counted = tmp_path / "counted"
     counted.mkdir()

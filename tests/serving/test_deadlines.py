@@ -102,6 +102,7 @@ def test_images_that_expire_while_they_wait_to_be_decoded_are_never_decoded(
     run(make_settings(request_timeout_s=0.3), work)
 
 
+@pytest.mark.nightly
 def test_an_overloaded_service_spends_its_model_on_requests_that_are_still_waited_for(certified: Path, make_settings: MakeSettings) -> None:
     """Ten times what the model can do, within a deadline of ten batches: it is answered, and nothing is run for nobody."""
 

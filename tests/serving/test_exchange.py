@@ -307,6 +307,7 @@ def test_requests_whose_turn_never_came_leave_no_ring_behind(make_settings: Make
     asyncio.run(work())
 
 
+@pytest.mark.process
 def test_a_body_has_its_time_from_when_it_is_read(make_settings: MakeSettings) -> None:
     """Behind other requests it is left in the caller's hands until these are answered, which may take longer."""
 
@@ -331,6 +332,7 @@ def test_a_body_has_its_time_from_when_it_is_read(make_settings: MakeSettings) -
     asyncio.run(asyncio.wait_for(work(), 10))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_caller_that_reads_nothing_is_cut_and_a_slow_one_is_not(reads: bool, make_settings: MakeSettings) -> None:
     async def work() -> None:
@@ -391,6 +393,7 @@ def test_a_request_that_is_cancelled_ends_its_connection(make_settings: MakeSett
     asyncio.run(work())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("piece", "status"), [(b"", None), (LIVEZ[:20], b"408")])
 def test_a_connection_ends_when_nothing_more_comes(piece: bytes, status: bytes | None, make_settings: MakeSettings) -> None:
     """Silently where nothing was begun; one timer serves all its waits, long and short."""
@@ -416,6 +419,7 @@ def test_a_connection_ends_when_nothing_more_comes(piece: bytes, status: bytes |
     asyncio.run(work())
 
 
+@pytest.mark.process
 def test_a_connection_whose_body_ended_after_its_answer_is_not_kept_for_good(make_settings: MakeSettings) -> None:
     """As when a body is too large, or for no path: it is answered at once, and the rest still comes."""
 

@@ -223,6 +223,7 @@ def test_while_more_is_asked_for_than_can_be_predicted_an_explanation_is_refused
     run(make_settings(), work)
 
 
+@pytest.mark.process
 def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_no_refused_prediction(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, 0.2)
@@ -244,6 +245,7 @@ def test_an_explanation_that_is_sent_out_of_the_queue_for_predictions_counts_as_
     run(make_settings(), work)
 
 
+@pytest.mark.process
 def test_live_requests_wait_for_one_small_batch_of_an_explanation_at_most(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, BATCH_SECONDS * 1.1)  # so slow that a copy goes alone
@@ -294,6 +296,7 @@ def test_a_slow_model_is_asked_about_fewer_copies(make_settings: MakeSettings, s
     run(make_settings(request_timeout_s=1.6), work)
 
 
+@pytest.mark.process
 def test_an_explanation_that_takes_too_long_is_504_and_leaves_nothing_behind(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         sizes = await slow_down(inference, 0.15)

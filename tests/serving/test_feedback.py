@@ -297,6 +297,7 @@ def test_only_the_last_predictions_and_truths_are_remembered(make_settings: Make
     run(make_settings(feedback_rows=100), work)
 
 
+@pytest.mark.process
 def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_on(make_settings: MakeSettings) -> None:
     settings = make_settings()
 
@@ -317,6 +318,7 @@ def test_where_it_cannot_be_written_down_the_caller_is_told_and_predictions_go_o
     run(settings, work)
 
 
+@pytest.mark.process
 def test_a_full_queue_of_feedback_has_a_code_of_its_own_that_counts_as_no_refused_prediction(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

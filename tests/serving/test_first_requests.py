@@ -34,7 +34,7 @@ def test_each_batch_size_has_run_before_a_model_is_ready(make_settings: MakeSett
     assert max(sizes) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_of_the_first_100_requests_none_fails_and_before_them_callers_are_told_to_come_again(tmp_path: Path, num_workers: int) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(8)))

@@ -104,7 +104,7 @@ SMUGGLED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("payload", SMUGGLED)
 def test_no_second_request_can_be_hidden_in_a_first(server: Server, payload: bytes) -> None:
     received = answers(server, payload)
@@ -112,14 +112,14 @@ def test_no_second_request_can_be_hidden_in_a_first(server: Server, payload: byt
     assert b"alive" not in received
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_second_request_behind_a_whole_first_is_answered(server: Server) -> None:
     """The twin: what is hidden above would have been answered if it had been taken for a request."""
     received = answers(server, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + HIDDEN)
     assert received.count(b"HTTP/1.1 200 ") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_caller_that_waits_to_be_asked_is_asked_or_refused_before_it_sends_its_body(server: Server) -> None:
     asked = answers(server, POST + b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n", b"text")
     assert asked.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 422 ")

@@ -124,7 +124,7 @@ def can_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_full_disk_under_the_metrics_ends_no_worker_fails_no_request_and_counters_rise(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("no right to mount a file system here")

@@ -106,7 +106,7 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *temperature
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a pretended driver's library")
 def test_two_workers_of_the_real_service_show_the_gpu_once(certified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the real bindings, with a library of the driver's name that answers as a GPU would."""

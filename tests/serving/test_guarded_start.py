@@ -53,7 +53,7 @@ def refused_start(folder: Path, *arguments: str, host: str | None = None, **sett
     return done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(("host", "arguments"), [("0.0.0.0", ()), (None, ("--host", "::"))])
 def test_without_keys_it_does_not_start_where_others_can_reach_it(folder: Path, host: str | None, arguments: tuple[str, ...]) -> None:
     message = refused_start(folder, *arguments, host=host)
@@ -61,7 +61,7 @@ def test_without_keys_it_does_not_start_where_others_can_reach_it(folder: Path, 
     assert "SLIPWAY_ALLOW_ANYONE=true" in message
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("alice\n")
     assert "line 1: expected name:role:sha256" in refused_start(folder, keys=tmp_path / "keys")
@@ -70,7 +70,7 @@ def test_wrong_keys_and_a_port_of_operators_that_is_taken_are_one_line(folder: P
     assert "Address already in use. Choose another with SLIPWAY_ADMIN_PORT" in message
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_with_keys_it_listens_for_others_and_lets_in_whoever_has_one(folder: Path, tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "alice", "caller", None)
     with running(folder, keys=tmp_path / "keys", host="0.0.0.0") as server:
@@ -157,7 +157,7 @@ def test_however_it_was_started_it_refuses_a_connection_from_elsewhere_that_nobo
         assert error_in(transport.written)["code"] == "not_allowed"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_operators_have_a_port_of_their_own_at_every_worker(folder: Path) -> None:
     port = free_port()
     with running(folder, workers=2, admin_port=port, request_timeout_s=1) as server:
@@ -190,7 +190,7 @@ def workers_of(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_no_key_and_nothing_of_a_request_is_in_the_log(folder: Path, tmp_path: Path) -> None:
     keys = {name: add_key(tmp_path / "keys", name, "caller", rate) for name, rate in (("alice", None), ("slow", 0.001))}
     secret = "topsecret0123456789"

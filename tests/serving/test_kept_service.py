@@ -21,7 +21,7 @@ from slipway.traffic.request_log import DamagedLine, KeptRequest, read_kept, seg
 from tests.serving.bundles import LABELS, certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, running, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 PNG = {"content-type": "image/png"}
 MIB = 1 << 20
 

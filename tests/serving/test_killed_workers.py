@@ -18,7 +18,7 @@ from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 IMAGE = http_request(body=picture())
 NUM_CALLERS = 8
 BACK_S = 5.0  # usually

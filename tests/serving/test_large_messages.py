@@ -5,7 +5,6 @@ import base64
 import gc
 import json
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -156,6 +155,7 @@ def test_a_large_body_that_expires_on_its_way_to_the_thread_is_never_read(
     run(make_settings(request_timeout_s=0.4), work)
 
 
+@pytest.mark.process
 def test_an_answer_that_is_not_written_in_time_is_refused_like_any_other(
     certified_table: object, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
@@ -190,14 +190,13 @@ def test_the_end_of_the_service_waits_for_no_large_body(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
     threads = noting_threads(monkeypatch, "parse_request", gate)
-    started = time.monotonic()
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert error_of(await client.post(INFER, content=LARGE))["code"] == "deadline_exceeded"
 
     run(make_settings(request_timeout_s=0.4), work)
     assert threads == [OWN]
-    assert time.monotonic() - started < 15
+    assert not gate.is_set()
 
 
 def test_a_list_of_any_length_is_written_as_one() -> None:

@@ -233,6 +233,7 @@ def test_a_caller_that_sends_further_requests_behind_its_last_reads_the_answer(r
     run(work())
 
 
+@pytest.mark.process
 def test_a_caller_that_never_stops_sending_its_last_request_is_cut(run: Run, make_settings: MakeSettings) -> None:
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:

@@ -14,6 +14,7 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import put_in_place_of
 from tests.serving.test_exchange import connected_to
 
+pytestmark = pytest.mark.process
 PNG, JSON, FORM = b"image/png", b"application/json", b"multipart/form-data; boundary=b"
 LARGE = b"\x89PNG" + bytes(100_000)  # decoded on a thread
 

@@ -23,7 +23,7 @@ from tests.serving.server import Server, running
 from tests.serving.test_connections import answers, connect, error_in, rest_of
 from tests.serving.test_service import chunk, peak_memory, png_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 PNG = {"content-type": "image/png"}
 JSON = {"content-type": "application/json"}
 MAX_BODY_BYTES = 16 << 20  # the default

@@ -70,7 +70,7 @@ def predicted(server: Server, image: bytes) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_nvidias_client_sees_the_server_its_health_and_its_model(images: Server) -> None:
     client = client_of(images)
     assert client.is_server_live()
@@ -86,7 +86,7 @@ def test_nvidias_client_sees_the_server_its_health_and_its_model(images: Server)
     assert not client.is_model_ready("another")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("binary", [True, False])
 def test_encoded_images_are_answered_as_predict_answers_them(images: Server, binary: bool) -> None:
     pictures = [picture(seed, size=(30, 40)) for seed in range(5)]
@@ -105,7 +105,7 @@ def test_encoded_images_are_answered_as_predict_answers_them(images: Server, bin
     assert result.as_numpy("outlier_score").tolist() == [one["outlier_score"] for one in expected]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_pixels_are_answered_without_loss_and_every_output_comes_where_none_is_named(images: Server) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
     result = client_of(images).infer("slipway", [tensor("image", "UINT8", pixels)])
@@ -114,7 +114,7 @@ def test_pixels_are_answered_without_loss_and_every_output_comes_where_none_is_n
     assert result.as_numpy("prediction_set").shape == (3, len(LABELS))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_most_probable_classes_come_in_tritons_form(images: Server) -> None:
     outputs = [triton.InferRequestedOutput("probabilities", class_count=2)]
     pixels = np.random.default_rng(1).integers(0, 256, (2, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
@@ -126,7 +126,7 @@ def test_the_most_probable_classes_come_in_tritons_form(images: Server) -> None:
         np.testing.assert_allclose(values, np.sort(expected[row])[::-1][:2], atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_rows_of_a_table_come_as_a_tensor_for_each_column(table: Server) -> None:
     client = client_of(table)
     described = client.get_model_metadata("slipway")["inputs"]
@@ -146,7 +146,7 @@ def test_rows_of_a_table_come_as_a_tensor_for_each_column(table: Server) -> None
     assert [label.decode() for label in found.as_numpy("label")] == [one["label"] for one in expected]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_client_is_told_what_is_wrong(images: Server, table: Server) -> None:
     with pytest.raises(InferenceServerException, match=r"image\[1\].*not a readable image"):
         client_of(images).infer("slipway", [tensor("image", "BYTES", texts([picture(), b"nonsense"]))])

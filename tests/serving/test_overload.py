@@ -16,7 +16,7 @@ from serving.load_test.load import Answer, by_status, closed_loop, http_request,
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import Server, free_port, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 ATTEMPTS = 3
 IMAGES = [http_request(body=picture(number)) for number in range(8)]
 LIVEZ = http_request("/livez", method="GET")

@@ -20,7 +20,21 @@ SCRIPTS = "\n".join(path.read_text() for path in sorted(FOLDER.glob("*.js")))
 HTML = (FOLDER / "index.html").read_text()
 TEXTS: dict[str, dict[str, str]] = {language: json.loads((FOLDER / f"{language}.json").read_text()) for language in LANGUAGES}
 # Keys that a script puts together of a prefix and something that it was told.
-MADE_OF = ("ask.", "drift.", "error.", "explain.error.", "feature.", "feedback.", "form.", "hop.", "metric.", "reason.", "state.", "task.")
+MADE_OF = (
+    "ask.",
+    "drift.",
+    "error.",
+    "explain.error.",
+    "feature.",
+    "feedback.",
+    "form.",
+    "hop.",
+    "metric.",
+    "model.gates.",
+    "reason.",
+    "state.",
+    "task.",
+)
 FORBIDDEN = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|https?://(?!www\.w3\.org/2000/svg)"
 )

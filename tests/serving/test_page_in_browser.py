@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.artifacts.bundle import OutputContract
+from slipway.artifacts.bundle import Metric, OutputContract
 from slipway.inputs.images import array_from_bytes
 from tests import plain_http
 from tests.serving.browser import Tab, browsing, command
@@ -18,7 +18,7 @@ from tests.serving.test_page import TEXTS
 from tests.serving.watched import pictures, watched_bundle
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(command() is None, reason="there is no Chromium here (Debian: apt-get install chromium)"),
 ]
 HOSTILE = '<img src=x onerror="document.title=1">'
@@ -151,6 +151,30 @@ def test_several_pictures_are_answered_each_and_a_bad_one_says_why(tmp_path: Pat
         tab.complaints.clear()  # the browser's own line for a 422
 
     browse(tmp_path, images, work)
+
+
+def test_the_page_says_for_how_many_test_rows_the_set_held_the_true_label(tmp_path: Path) -> None:
+    measured = Metric(value=0.797, low=0.719, high=0.857, confidence=0.95, rows=138)
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", row_classifier(), coverage=measured))
+    said = {
+        "en": ("contained the true label for 80 % of the test rows (target 90 %)", "the test rows allow 71.9 % to 85.7 %"),
+        "zh": ("在 80 % 的测试样本上包含真实标签（目标 90 %）", "置信区间为 71.9 % 至 85.7 %"),
+    }
+
+    async def work(tab: Tab, server: Server) -> None:
+        for language, texts in said.items():
+            await tab.open(server.url + "/", language)
+            await tab.wait_for(READY)
+            await tab.run("document.querySelector('form.form').requestSubmit()")
+            await tab.wait_for("document.querySelector('article.answered')")
+            for place in ("article.answered", "#model-content"):
+                assert texts[1] in await tab.text(place)
+            assert texts[0] in await tab.text("article.answered")
+            assert "50" in await tab.text("article.answered .notice")  # the rows that it was fitted on
+
+    with running(tmp_path) as server:
+        server.wait()
+        browse(tmp_path, server, work)
 
 
 def test_a_form_is_made_of_the_columns_and_its_row_is_answered_in_chinese(tmp_path: Path, table: Server) -> None:

@@ -83,17 +83,18 @@ def test_a_source_that_fails_is_counted_and_logged_once_and_hurts_no_other(caplo
     assert healthy.num_samples == after  # it ended
 
 
+@pytest.mark.process
 def test_a_source_that_hangs_does_not_hold_up_the_end() -> None:
-    released = threading.Event()
+    released, ended = threading.Event(), threading.Event()
 
     class Hanging:
         def sample(self) -> None:
             released.wait(30)
+            ended.set()
 
     sampler = Sampler([Hanging()], lambda: None, seconds=0.01)
-    started = time.monotonic()
     sampler.close()
-    assert time.monotonic() - started < 10
+    assert not ended.is_set()
     released.set()
 
 
@@ -103,7 +104,7 @@ def figure(server: Server, name: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_that_is_started_again_is_counted(certified: Path) -> None:
     with running(certified, workers=2) as server:
         server.wait()
@@ -120,7 +121,7 @@ def test_a_worker_that_is_started_again_is_counted(certified: Path) -> None:
         assert has_gpu == Path("/proc/driver/nvidia").exists()  # the twin of the pretended driver in test_gpu_metrics.py
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_server_that_is_started_again_has_another_start_though_its_counts_begin_anew(certified: Path) -> None:
     starts = []
     for _ in range(2):

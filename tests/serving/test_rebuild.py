@@ -19,6 +19,7 @@ import pytest
 
 from serving.app import Front
 from serving.models.model import ServedModel, load_model
+from serving.models.rebuilding import first_state
 from serving.requests.payload import Payload
 from serving.rollout.following import Follower
 from serving.settings import Settings
@@ -137,7 +138,7 @@ def serve_and_rebuild(settings: Settings, command: tuple[str, ...] = COMMAND) ->
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_an_engine_is_built_here_certified_and_swapped_in_under_load(elsewhere: Path, settings: Settings) -> None:
     before, after, load = serve_and_rebuild(settings)
     assert before["execution"]["actual"]["provider"] == "cpu"
@@ -158,7 +159,27 @@ def test_an_engine_is_built_here_certified_and_swapped_in_under_load(elsewhere: 
     assert again.selection.actual.backend == "tensorrt"
 
 
-@pytest.mark.slow
+def test_an_engine_built_here_is_not_served_while_its_variant_is_uncertified(
+    elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate of another machine: there the variant lost too much, where nothing served it."""
+    build_here(elsewhere, monkeypatch)
+    bundle = load_bundle(elsewhere / "bundle")
+    assert load_model(settings).selection.actual.backend == "tensorrt"
+
+    lost = hop().model_copy(update={"status": "uncertified", "reason": "0.3 points lost"})
+    digest = files.sha256_file(elsewhere / "engine/passport.json")
+    cuda = hop().requested.model_copy(update={"provider": "cuda"})
+    lost = lost.model_copy(update={"name": "lossy", "requested": cuda, "actual": cuda})
+    certify(elsewhere / "certificate.json", bundle, [hop(), lost], engine_digest=digest)
+    model = load_model(settings)
+    assert model.selection.actual.provider == "cpu"
+    assert "lossy is uncertified: 0.3 points lost" in model.selection.passed_over[0]
+    state = first_state(settings, model)
+    assert (state.status, "lossy is uncertified" in state.reason) == ("impossible", True)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("mood", "reason"),
     [
@@ -180,7 +201,7 @@ def test_where_the_build_fails_the_model_before_serves_on_and_says_why(
     assert not (elsewhere / "rebuilt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_end_of_the_service_ends_the_rebuild_and_all_of_its_processes(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +349,7 @@ def test_the_process_says_what_is_wrong_in_one_line(
     assert "is not a bundle" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_container_compiles_without_params_or_data(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a bento holds, and no more: `python -m stages.compile` gets as far as the GPU, which is not there."""
     folder = elsewhere / "container"

@@ -188,6 +188,7 @@ def test_a_request_begins_where_the_one_before_ended(data: list[bytes], num_turn
     assert understood[0]
 
 
+@pytest.mark.process
 @given(
     pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=6),
     cuts=st.lists(st.integers(0, 1200), max_size=4),

@@ -61,6 +61,7 @@ def test_a_deployed_model_is_served_and_stays_after_a_restart_whatever_becomes_o
     run(settings, restarted)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings()
@@ -89,6 +90,7 @@ def test_rollback_returns_to_the_model_before_and_reset_to_the_configured_bundle
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_the_way_back_is_a_copy_of_what_was_served_not_of_what_a_repro_made_of_it(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings()
@@ -105,6 +107,7 @@ def test_the_way_back_is_a_copy_of_what_was_served_not_of_what_a_repro_made_of_i
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_names(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings()
@@ -130,6 +133,7 @@ def test_swaps_under_load_lose_no_request_and_each_answer_is_of_the_model_it_nam
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_shadow_answers_copies_and_agreement_is_counted(certified: Path, make_settings: MakeSettings) -> None:
     """With its weights reversed it answers otherwise nearly always; doubled, never."""
@@ -154,6 +158,7 @@ def test_a_shadow_answers_copies_and_agreement_is_counted(certified: Path, make_
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_which_requests_a_shadow_gets_copies_of_is_drawn_with_the_rollouts_secret(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(shadow_share=0.5)
@@ -224,6 +229,7 @@ def test_a_busy_shadow_drops_copies_and_costs_no_request(
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_canary_goes_up_step_by_step_and_becomes_the_stable_model(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings()
@@ -251,6 +257,7 @@ def test_a_canary_goes_up_step_by_step_and_becomes_the_stable_model(certified: P
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(max_batch_size=1)
@@ -272,6 +279,7 @@ def test_a_canary_that_answers_nan_goes_back_at_once_and_no_caller_notices(certi
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(shadow_share=0)
@@ -297,6 +305,7 @@ def test_a_canary_whose_runtime_fails_goes_back_by_the_law_and_no_caller_notices
     run(settings, work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_an_explanation_is_of_the_model_that_the_request_id_belongs_to(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(shadow_share=0)

@@ -71,6 +71,7 @@ def ever_reached(rng: np.random.Generator, ratio: float, share: float, num_event
     return float((best >= LOG_THRESHOLD).mean())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.5])
 def test_looking_after_every_event_errs_no_more_often_than_stated(share: float) -> None:
     rng = np.random.default_rng(3)
@@ -105,7 +106,8 @@ def simulated(
     return state.events[-1].what, share
 
 
-@pytest.mark.parametrize("num_rollouts", [200, 1000])
+@pytest.mark.process
+@pytest.mark.parametrize("num_rollouts", [200, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_of_rollouts_without_a_difference_at_most_alpha_are_rolled_back(num_rollouts: int) -> None:
     rng = np.random.default_rng(11)
     ends = [simulated(rng, (0.02, 0.02), (0.05, 0.05), 0.1)[0] for _ in range(num_rollouts)]
@@ -113,6 +115,7 @@ def test_of_rollouts_without_a_difference_at_most_alpha_are_rolled_back(num_roll
     assert ends.count("rolled_back") <= ALPHA * num_rollouts
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("baseline", [0.0, 0.02])
 def test_a_candidate_that_fails_5_percent_more_goes_back_before_a_quarter_of_the_requests(baseline: float) -> None:
     rng = np.random.default_rng(12)

@@ -24,7 +24,7 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.rolling import Callers, scaled_classifier, scaled_probabilities, write_candidate
 from tests.serving.server import ROOT, Server, environment, running, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,6 +65,7 @@ class TimedCallers(Callers):
         return response
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("num_swaps", "num_requests"), [(10, 500), (60, 7000)])
 @pytest.mark.timeout(300)
 def test_swaps_of_a_real_service_under_load(certified: Path, make_settings: MakeSettings, num_swaps: int, num_requests: int) -> None:

@@ -62,6 +62,7 @@ def nan_on_its_canary(bundle: Path) -> None:
     certify(bundle.parent / "certificate.json", with_canary(write_bundle(bundle, failing_classifier(100))))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -99,6 +100,7 @@ def with_labels(*labels: str) -> dict[str, Any]:
     return {"output": OutputContract(kind="probabilities", labels=list(labels))}
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 @pytest.mark.parametrize(
     ("changes", "reason", "allowed"),
@@ -152,6 +154,19 @@ def test_columns_may_be_standardised_otherwise_but_what_callers_send_is_still_ta
         require_successor(with_columns(*columns), stable, Allowed(other_contract=True))
     with pytest.raises(RolloutError, match="no running service changes that"):
         require_successor(write_bundle(tmp_path / "images").manifest, stable, Allowed(other_contract=True))
+
+
+def test_callers_may_go_on_sending_columns_that_the_stable_model_ignores(tmp_path: Path) -> None:
+    def ignoring(*names: str, columns: Any = COLUMNS.columns) -> Any:
+        contract = COLUMNS.model_copy(update={"ignored": list(names), "columns": columns})
+        return write_bundle(tmp_path, row_classifier()).manifest.model_copy(update={"input": contract})
+
+    require_successor(ignoring("id", "note"), ignoring("id"), Allowed())
+    require_successor(ignoring("id", "age", columns=COLUMNS.columns[1:]), ignoring("id"), Allowed())
+    with pytest.raises(RolloutError, match="it refuses the column 'id', which is ignored so far"):
+        require_successor(ignoring(), ignoring("id"), Allowed())
+    with pytest.raises(RolloutError, match="it reads the column 'id', which is ignored so far"):
+        require_successor(ignoring(columns=[*COLUMNS.columns, column("id", has_missing=True)]), ignoring("id"), Allowed())
 
 
 def test_a_regression_is_compared_by_the_growth_of_its_rmse(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from tests.serving.rolling import (
 )
 
 
+@pytest.mark.process
 def test_without_a_worker_a_deployed_model_is_checked_here_and_served_at_the_next_start(
     certified: Path, make_settings: MakeSettings
 ) -> None:
@@ -49,7 +50,10 @@ def test_without_a_worker_a_deployed_model_is_checked_here_and_served_at_the_nex
     with pytest.raises(RolloutError, match=r"its accuracy is 0\.5"):
         commands.propose(settings, "deploy", worse)
     assert commands.wait(settings, 0.0) == (read_rollout(settings.state), [])
-    assert commands.rollback(settings).stable is not None  # the copy of SLIPWAY_BUNDLE that was made before
+    with pytest.raises(RolloutError, match=f"refused at .* name it: rollback {rollout.stable.version}"):
+        commands.rollback(settings)  # "the deployment failed, so roll back" would replace the model that it left in its place
+    # The copy of SLIPWAY_BUNDLE that was made before.
+    assert commands.rollback(settings, rollout.stable.version).stable is not None
 
 
 def test_a_model_that_ends_the_process_that_loads_it_is_refused_with_the_signal(
@@ -149,6 +153,7 @@ async def told(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> i
     return len(joined)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_settings: MakeSettings) -> None:
     bundle = write_candidate(certified / "new", scaled_classifier(2))
@@ -176,6 +181,7 @@ def test_wrong_answers_by_feedback_bring_a_canary_back(certified: Path, make_set
     run(make_settings(), work)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -> None:
     settings = make_settings()
@@ -183,7 +189,7 @@ def test_one_candidate_at_a_time(certified: Path, make_settings: MakeSettings) -
 
     async def work(client: Any, inference: Inference) -> None:
         await propose(inference, "shadow", bundle)
-        with pytest.raises(RolloutError, match=r"is on its way \(shadow, .*`promote` it or `rollback` first"):
+        with pytest.raises(RolloutError, match=r"is on its way \(shadow, .*`promote` or `abort` it first"):
             await propose(inference, "deploy", write_candidate(certified / "other", scaled_classifier(3)))
         with pytest.raises(RolloutError, match="is on its way"):
             commands.reset(settings)
@@ -293,6 +299,7 @@ def test_a_folder_that_cannot_be_written_costs_no_request(make_settings: MakeSet
         settings.state.chmod(0o700)
 
 
+@pytest.mark.process
 def test_a_state_in_place_of_a_folder_costs_no_request_and_is_counted_and_named(
     make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -368,6 +375,7 @@ def test_orders_that_have_to_wait_are_refused_and_hold_up_nothing_else(
     run(settings, work)
 
 
+@pytest.mark.process
 def test_a_command_is_refused_where_another_one_runs_in_the_same_process(make_settings: MakeSettings) -> None:
     settings = make_settings()
     with (

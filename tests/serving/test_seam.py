@@ -43,6 +43,7 @@ def test_the_seam_with_the_process_manager_is_where_we_found_it() -> None:
     assert all(hasattr(circus.Arbiter, name) for name in ("initialize", "manage_watchers", "stop"))
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_our_front_is_the_outermost_application_and_absent_behind_another_service() -> None:
     script = """

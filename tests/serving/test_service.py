@@ -26,7 +26,7 @@ from tests import plain_http
 from tests.serving.bundles import CONTRACT, LABELS, certify, picture, probabilities, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 PNG = {"content-type": "image/png"}
 
 
@@ -49,6 +49,7 @@ def is_right(answer: httpx.Response, payload: bytes) -> bool:
     return answer.status_code == 200 and np.allclose(list(answer.json()["probabilities"].values()), expected, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_it_is_ready_after_less_than_5_seconds_of_one_core(tmp_path: Path) -> None:
     """Processor time: on an idle machine that is more than what passes on the clock, and it does not grow on a busy one."""
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))

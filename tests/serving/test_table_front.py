@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from serving.http.responses import ERRORS
 from serving.worker import Inference
+from slipway.artifacts.bundle import MANIFEST, Metric, load_bundle
 from slipway.inputs.columns import encode_rows, read_row
 from tests.serving.any_json import BODIES
 from tests.serving.bundles import (
@@ -73,6 +74,69 @@ def test_several_rows_are_answered_in_their_order_over_several_batches(make_sett
         assert np.allclose([probabilities(prediction) for prediction in answer["predictions"]], expected(rows), atol=1e-6)
         assert metric(inference, "slipway_batch_size_sum") == len(rows)
         assert metric(inference, "slipway_predict_seconds_count") == metric(inference, 'slipway_stage_seconds_count{stage="infer"}') == 1
+
+    run(make_settings(), work)
+
+
+def test_columns_that_training_ignored_are_accepted_everywhere_and_named(certified: Path, make_settings: MakeSettings) -> None:
+    contract = COLUMNS.model_copy(update={"ignored": ["customer", "note"]})
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
+    row = ROW | {"customer": 17, "note": "called twice"}
+    tensors = [{"name": name, "datatype": "BYTES", "shape": [1], "data": [str(row[name])]} for name in ("customer", "note")]
+    tensors += [
+        {"name": name, "datatype": kind, "shape": [1], "data": [row[name]]}
+        for name, kind in zip(ROW, ["FP64", "FP64", "BYTES", "BYTES", "BOOL", "BYTES"], strict=True)
+    ]
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for content in (row, {"rows": [row]}):
+            answer = (await client.post("/predict", json=content)).json()
+            answer = answer.get("predictions", [answer])[0]
+            assert np.allclose(probabilities(answer), expected([ROW])[0], atol=1e-6)
+        assert error_of(await client.post("/predict", json=row | {"other": 1}))["code"] == "unknown_column"
+        assert (await client.post("/explain", json=row)).status_code == 200
+
+        answered = (await client.post("/v2/models/slipway/infer", json={"inputs": tensors})).json()
+        found = {output["name"]: output["data"] for output in answered["outputs"]}
+        assert np.allclose(found["probabilities"], expected([ROW])[0], atol=1e-6)
+        other = tensors[0] | {"name": "other"}
+        refused = await client.post("/v2/models/slipway/infer", json={"inputs": [*tensors, other]})
+        assert refused.json()["code"] == "unknown_column"
+
+        assert (await client.get("/model")).json()["input"]["ignored"] == ["customer", "note"]
+        described = (await client.get("/v2/models/slipway")).json()
+        assert described["properties"] == {"ignored_inputs": '["customer", "note"]'}
+        assert "customer" not in [tensor["name"] for tensor in described["inputs"]]
+        described = (await client.get("/docs.json")).text
+        assert "ignored, as in training" in described
+
+    run(make_settings(), work)
+
+
+def test_the_model_card_has_the_coverage_that_was_measured(certified: Path, make_settings: MakeSettings) -> None:
+    measured = Metric(value=0.797, low=0.719, high=0.857, confidence=0.95, rows=138)
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), coverage=measured))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        found = (await client.get("/model")).json()["coverage"]
+        assert found.pop("measured") == measured.model_dump(mode="json")
+        assert found == {"target": 0.9, "verdict": "below", "fitting_rows": 50, "few_rows": True}
+
+    run(make_settings(), work)
+
+
+def test_a_bundle_from_before_the_coverage_was_stored_is_served_without_it(certified: Path, make_settings: MakeSettings) -> None:
+    bundle = write_bundle(certified / "bundle", row_classifier())
+    content = json.loads((bundle.root / MANIFEST).read_text())
+    del content["coverage"], content["input"]["ignored"], content["models"]["fp32"]["coverage"]
+    (bundle.root / MANIFEST).write_text(json.dumps(content))
+    certify(certified / "certificate.json", load_bundle(bundle.root))
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        card = (await client.get("/model")).json()
+        assert (card["coverage"]["measured"], card["coverage"]["verdict"]) == (None, None)
+        assert error_of(await client.post("/predict", json=ROW | {"customer": 17}))["code"] == "unknown_column"
+        assert (await client.post("/predict", json=ROW)).status_code == 200
 
     run(make_settings(), work)
 
@@ -176,6 +240,7 @@ def test_a_model_for_images_refuses_json_with_a_hint(certified: Path, make_setti
     run(make_settings(), work)
 
 
+@pytest.mark.process
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(BODIES, min_size=20, max_size=20))
 def test_whatever_json_is_sent_is_answered_in_one_shape_and_a_right_request_afterwards(

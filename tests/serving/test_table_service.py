@@ -18,7 +18,7 @@ from tests import plain_http
 from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, row_classifier, row_probabilities, table_row, write_bundle
 from tests.serving.server import ROOT, Server, environment, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 JSON = {"content-type": "application/json"}
 
 

@@ -38,6 +38,7 @@ def answered(certified: Path, number: int) -> Answered:
     return Answered(f"id-{number}", Payload("images", (b"",)), False, row, model, rows, answers)
 
 
+@pytest.mark.process
 def test_the_processor_time_is_bounded_by_thinning_out(
     certified: Path, make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ def num_whole(thinning: Thinning, num_requests: int) -> int:
     return total
 
 
+@pytest.mark.process
 def test_most_of_a_load_that_would_be_thinned_out_is_only_counted_and_all_is_taken_again_without_it() -> None:
     thinning = Thinning()
     for _ in range(5):

@@ -352,7 +352,7 @@ def test_a_process_that_was_left_would_be_noticed(tmp_path: Path) -> None:
         process.communicate(b"\n")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_command_measures_a_real_service_and_writes_its_card(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", with_canary(write_bundle(tmp_path / "bundle", slow_classifier(4))))
     (tmp_path / "temporary").mkdir()
@@ -373,7 +373,7 @@ def test_the_command_measures_a_real_service_and_writes_its_card(tmp_path: Path)
     assert not (tmp_path / "state").exists()  # the service in use has nothing of it
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_what_cannot_be_measured_is_one_line_and_no_card(tmp_path: Path) -> None:
     nothing = tune(tmp_path)
     assert nothing.returncode == 1

@@ -14,7 +14,7 @@ from tests.serving.generated import Case, finite, image_case, is_right, table_ca
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 # These are about the request, not about one field of it.
 WITHOUT_A_FIELD = {
     "malformed_request", "malformed_body", "malformed_json", "not_found", "method_not_allowed", "body_too_large", "too_many_rows",
@@ -96,14 +96,14 @@ def test_every_kind_of_request_is_made_and_most_are_refused(images: Server, tabl
         assert len({outcome.rpartition(" ")[2] for outcome in outcomes}) >= 6
 
 
-@pytest.mark.parametrize("num_requests", [500, 10_000])
+@pytest.mark.parametrize("num_requests", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_generated_requests_to_a_model_of_images_get_no_5xx_and_no_reset(images: Server, num_requests: int) -> None:
     fire(images, image_case, num_requests, first=0)
     answers = ask_each(images.url, [http_request(body=picture(number)) for number in range(50)])
     assert by_status(answers) == {200: 50}
 
 
-@pytest.mark.parametrize("num_requests", [500, 10_000])
+@pytest.mark.parametrize("num_requests", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_generated_requests_to_a_model_of_rows_get_no_5xx_and_no_reset(table: Server, num_requests: int) -> None:
     fire(table, table_case, num_requests, first=0)
     answers = ask_each(table.url, [json_request(json.dumps(table_row(number))) for number in range(50)])
@@ -140,7 +140,7 @@ def test_numbers_in_the_fields_of_a_form_are_refused_as_well(images: Server) -> 
         assert (answer.content["error"]["code"], answer.content["error"]["field"]) == ("not_a_file", "image")
 
 
-@pytest.mark.parametrize("num_rounds", [100, 1000])
+@pytest.mark.parametrize("num_rounds", [100, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_one_bad_image_among_31_neighbours_gets_its_4xx_and_they_their_right_answers(images: Server, num_rounds: int) -> None:
     cases = [image_case(seed) for seed in range(3000)]
     right = [case for case in cases if case.kind == "right image"][:200]

@@ -43,7 +43,7 @@ def test_each_has_its_whole_time_whenever_it_began() -> None:
     async def work() -> None:
         deadlines = Deadlines(0.3)
         found = await asyncio.gather(*(expire(deadlines, delay) for delay in (0.0, 0.1, 0.25)))
-        assert all(0.29 < seconds < 3 for seconds in found)
+        assert all(seconds > 0.29 for seconds in found)
 
     run(work())
 
@@ -99,6 +99,7 @@ def test_an_exception_of_the_block_is_its_own_also_after_the_deadline() -> None:
     run(work())
 
 
+@pytest.mark.process
 def test_what_was_in_time_is_forgotten_at_once() -> None:
     class Large:
         """What a request holds on to."""

@@ -124,6 +124,7 @@ def test_missing_cells_of_a_table_are_counted(certified_table: Path, make_settin
     run(make_settings(), work)
 
 
+@pytest.mark.process
 def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make_watched: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 300))
@@ -147,6 +148,7 @@ def test_windows_of_rows_like_the_reference_are_clean_and_of_others_drifted(make
     run(make_watched(window_rows=200), work)
 
 
+@pytest.mark.process
 def test_the_alarm_ends_in_a_proposal_with_commands_and_in_nothing_else(
     make_watched: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_proposal_is_told_with_its_window_after_a_clean_one_and_after_a_restar
     run(settings, be_clean)
 
 
+@pytest.mark.process
 def test_a_window_ends_with_its_age_but_not_before_it_can_be_judged(make_watched: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         await send(client, pictures(5, 60))
@@ -370,6 +373,7 @@ def test_a_window_that_cannot_be_judged_is_counted_and_the_next_begins(make_watc
     run(make_watched(window_rows=100), work)
 
 
+@pytest.mark.process
 def test_a_full_queue_drops_and_counts_without_waiting(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MAX_WAITING", 10)
     monkeypatch.setattr(watching, "GATHER_S", 0.5)
@@ -385,6 +389,7 @@ def test_a_full_queue_drops_and_counts_without_waiting(make_watched: MakeSetting
     run(make_watched(), work)
 
 
+@pytest.mark.process
 def test_what_waits_is_bounded_with_the_bodies_that_it_holds(make_watched: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs for seconds would else fill the memory: a photograph is a hundred times what the network takes of it."""
     monkeypatch.setattr(watching, "MAX_WAITING_BYTES", 100_000)

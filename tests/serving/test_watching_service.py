@@ -21,7 +21,7 @@ from tests.serving.server import ROOT, Server, environment, free_port, running, 
 from tests.serving.test_kept_service import can_mount
 from tests.serving.watched import pictures, watched_bundle
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 PNG = {"content-type": "image/png"}
 CLIENT = httpx.Client(trust_env=False, timeout=20)
 PAYLOADS = pictures(11, 200)
@@ -90,6 +90,7 @@ def copied(database: Path, folder: Path) -> Path:
     return folder / database.name
 
 
+@pytest.mark.nightly
 def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path: Path) -> None:
     watched_bundle(tmp_path)
     database = tmp_path / "state" / DATABASE
@@ -125,6 +126,7 @@ def test_each_row_counts_once_whoever_answered_it_and_whoever_is_killed(tmp_path
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@pytest.mark.nightly
 def test_whatever_refuses_the_database_fails_no_request_is_counted_and_it_recovers(tmp_path: Path) -> None:
     watched_bundle(tmp_path)
     state = tmp_path / "state"

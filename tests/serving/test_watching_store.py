@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,6 +21,21 @@ from tests.serving.bundles import probabilities
 from tests.serving.watched import pixels, watched_bundle
 
 LIMITS = Limits(window_rows=1000, window_s=3600, feedback_rows=1000, feedback_s=3600)
+
+_opened: list[Store] = []
+
+
+def open_store(state: Path, limits: Limits) -> Store:
+    """A store that is closed after the test: Python 3.13 warns of connections that nobody closed."""
+    _opened.append(Store(state, limits))
+    return _opened[-1]
+
+
+@pytest.fixture(autouse=True)
+def _close_stores() -> Iterator[None]:
+    yield
+    while _opened:
+        _opened.pop().close()
 
 
 @pytest.fixture
@@ -43,7 +59,7 @@ def rows_in(state: Path) -> int:
 
 
 def test_a_part_whose_end_was_not_seen_is_merged_once(tmp_path: Path, model: WatchedModel) -> None:
-    store, other = Store(tmp_path / "state", LIMITS), Store(tmp_path / "state", LIMITS)
+    store, other = open_store(tmp_path / "state", LIMITS), open_store(tmp_path / "state", LIMITS)
     first = part(model, 1, 40)
     for _ in range(3):
         store.merge(first, {model.key: model})
@@ -57,7 +73,7 @@ def test_a_part_whose_end_was_not_seen_is_merged_once(tmp_path: Path, model: Wat
 
 @pytest.mark.parametrize("num_rows", [1, _ROWS_AT_ONCE, 2 * _ROWS_AT_ONCE + 1])
 def test_predictions_are_remembered_as_they_were_however_many(num_rows: int, tmp_path: Path) -> None:
-    store = Store(tmp_path / "state", LIMITS)
+    store = open_store(tmp_path / "state", LIMITS)
     predictions = [
         Prediction(
             f"{number}", number % 3, 3, number / 7, "a" * 64, None if number % 2 else "ä\0\ud7ff'", number / 3 if number % 2 else None
@@ -73,8 +89,9 @@ def test_predictions_are_remembered_as_they_were_however_many(num_rows: int, tmp
     assert [Prediction(*row) for row in found] == predictions
 
 
+@pytest.mark.process
 def test_a_part_that_was_not_written_leaves_nothing_and_can_be_merged_again(tmp_path: Path, model: WatchedModel) -> None:
-    store = Store(tmp_path / "state", LIMITS)
+    store = open_store(tmp_path / "state", LIMITS)
     store.merge(part(model, 1, 10), {model.key: model})
     with closing(sqlite3.connect(tmp_path / "state" / DATABASE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -95,7 +112,7 @@ def predicted(request_id: str, time: float, label: str = "dark", item: int = 0, 
 
 
 def test_truths_of_unknown_requests_push_out_none_that_was_joined_and_are_counted(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state", Limits(1000, 3600, feedback_rows=100, feedback_s=3600))
+    store = open_store(tmp_path / "state", Limits(1000, 3600, feedback_rows=100, feedback_s=3600))
     store.merge(Part(1, predictions=[predicted(f"{number}", time.time()) for number in range(60)]), {})
     assert all(one.joined for one in store.tell([told(f"{number}", "dark") for number in range(60)]))
     store.tell([told(f"unknown-{number}", "dark") for number in range(130)])
@@ -105,7 +122,7 @@ def test_truths_of_unknown_requests_push_out_none_that_was_joined_and_are_counte
 
 
 def test_of_an_id_that_came_again_the_last_answer_counts_whoever_hands_it_over_first(tmp_path: Path) -> None:
-    store, other = Store(tmp_path / "state", LIMITS), Store(tmp_path / "state", LIMITS)
+    store, other = open_store(tmp_path / "state", LIMITS), open_store(tmp_path / "state", LIMITS)
     store.merge(Part(1, predictions=[predicted("a", 20.0, "grey")]), {})
     other.merge(Part(1, predictions=[predicted("a", 10.0, "dark", item, 3) for item in range(3)]), {})
     assert store.tell([told("a", "grey")])[0].is_wrong is False
@@ -118,7 +135,7 @@ def test_of_an_id_that_came_again_the_last_answer_counts_whoever_hands_it_over_f
 def test_a_truth_that_waited_is_of_the_answer_before_it_though_the_id_was_used_again_meanwhile(
     tmp_path: Path, sequences: tuple[int, int]
 ) -> None:
-    store = Store(tmp_path / "state", LIMITS)
+    store = open_store(tmp_path / "state", LIMITS)
     now = time.time()
     assert store.tell([told("a", "grey")])[0].joined is False
     answers = {"grey": now - 0.5, "dark": now + 1.0}  # the second was answered after it
@@ -131,7 +148,7 @@ def test_a_truth_that_waited_is_of_the_answer_before_it_though_the_id_was_used_a
 
 
 def test_a_truth_leaves_an_old_answer_of_its_id_for_the_one_that_is_written_down_late(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state", LIMITS)
+    store = open_store(tmp_path / "state", LIMITS)
     store.merge(Part(1, predictions=[predicted("7", 10.0, "grey"), predicted("8", 10.0, "grey")]), {})
     now = time.time()
     assert [one.joined for one in store.tell([told("7", "grey"), told("8", "grey")])] == [True, True]
@@ -149,14 +166,14 @@ def test_a_truth_leaves_an_old_answer_of_its_id_for_the_one_that_is_written_down
 
 @pytest.mark.parametrize(("early_s", "is_joined"), [(3.0, True), (8.0, False)])
 def test_a_truth_may_be_some_seconds_older_than_its_answer_but_no_more(tmp_path: Path, early_s: float, is_joined: bool) -> None:
-    store = Store(tmp_path / "state", LIMITS)
+    store = open_store(tmp_path / "state", LIMITS)
     store.tell([told("a", "dark")])
     assert store.merge(Part(1, predictions=[predicted("a", time.time() + early_s)]), {}).num_joined == is_joined
     assert len(store.joined("1", 10)) == is_joined
 
 
 def test_told_again_when_its_prediction_is_forgotten_a_truth_stays_joined(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state", Limits(1000, 3600, feedback_rows=100, feedback_s=3600))
+    store = open_store(tmp_path / "state", Limits(1000, 3600, feedback_rows=100, feedback_s=3600))
     store.merge(Part(1, predictions=[predicted("a", time.time() - 4000)]), {})
     store.tell([told("a", "grey")])
     store.tidy()
@@ -166,7 +183,7 @@ def test_told_again_when_its_prediction_is_forgotten_a_truth_stays_joined(tmp_pa
 
 
 def test_a_truth_that_waited_is_told_as_wrong_and_asks_for_a_new_measurement(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state", LIMITS)
+    store = open_store(tmp_path / "state", LIMITS)
     store.merge(Part(1, predictions=[predicted("known", time.time())]), {})
     assert [one.joined for one in store.tell([told("early", "grey"), told("early too", "dark")])] == [False, False]
     store.tell([told("known", "dark")])
@@ -180,7 +197,7 @@ def test_a_truth_that_waited_is_told_as_wrong_and_asks_for_a_new_measurement(tmp
 
 
 def test_a_window_holds_the_time_of_its_first_row_whichever_worker_had_it(tmp_path: Path, model: WatchedModel) -> None:
-    store, other = Store(tmp_path / "state", LIMITS), Store(tmp_path / "state", LIMITS)
+    store, other = open_store(tmp_path / "state", LIMITS), open_store(tmp_path / "state", LIMITS)
     first, second, third = (
         replace(part(model, number, 40), begun={model.key: begun}) for number, begun in ((1, 50.0), (1, 40.0), (2, 60.0))
     )
@@ -204,7 +221,7 @@ def test_a_window_that_a_burst_fills_may_spend_what_the_quiet_time_before_it_lef
     monkeypatch.setattr(model, "judge", judged)
     clock = [1000.0]
     monkeypatch.setattr(time, "time", lambda: clock[0])
-    store = Store(tmp_path / "state", Limits(window_rows=200, window_s=600, feedback_rows=1000, feedback_s=3600))
+    store = open_store(tmp_path / "state", Limits(window_rows=200, window_s=600, feedback_rows=1000, feedback_s=3600))
 
     def burst(sequence: int, after_s: float) -> None:
         clock[0] += after_s
@@ -234,12 +251,12 @@ def another_version(path: Path) -> None:
 @pytest.mark.parametrize("damage", [no_database, damaged_page, another_version])
 def test_a_database_that_cannot_be_used_is_moved_aside_and_a_new_one_begun(tmp_path: Path, model: WatchedModel, damage: object) -> None:
     state = tmp_path / "state"
-    store = Store(state, LIMITS)
+    store = open_store(state, LIMITS)
     store.merge(part(model, 1, 10), {model.key: model})
     store.close()
     assert callable(damage)
     damage(state / DATABASE)
-    again = Store(state, LIMITS)
+    again = open_store(state, LIMITS)
     with pytest.raises(sqlite3.DatabaseError, match="moved aside"):  # so that it is counted
         again.merge(part(model, 1, 10), {model.key: model})
     again.merge(part(model, 1, 5), {model.key: model})
@@ -277,13 +294,13 @@ def test_a_sound_database_is_not_moved_and_an_empty_one_is_begun(tmp_path: Path,
     state.mkdir()
     (state / DATABASE).touch()  # the disk was full when it was begun
     for number in range(3):
-        Store(state, LIMITS).merge(part(model, number, 10), {model.key: model})
+        open_store(state, LIMITS).merge(part(model, number, 10), {model.key: model})
     assert rows_in(state) == 30
     assert list(state.glob(f"{DATABASE}.*Z")) == []
 
 
 def test_a_database_that_was_removed_is_noticed_by_who_has_it_open(tmp_path: Path, model: WatchedModel) -> None:
-    store = Store(tmp_path / "state", LIMITS)
+    store = open_store(tmp_path / "state", LIMITS)
     store.merge(part(model, 1, 10), {model.key: model})
     for path in (tmp_path / "state").glob(f"{DATABASE}*"):
         path.unlink()
@@ -303,6 +320,7 @@ def test_a_fault_inside_leaves_nothing_of_a_transaction(tmp_path: Path) -> None:
         fail()
     with database.transaction() as connection:
         assert connection.execute("SELECT count(*) FROM parts").fetchone() == (0,)
+    database.close()
 
 
 def test_readers_refuse_what_is_no_database_of_this_form(tmp_path: Path) -> None:
@@ -312,7 +330,7 @@ def test_readers_refuse_what_is_no_database_of_this_form(tmp_path: Path) -> None
     with pytest.raises(UnavailableError, match="cannot be read"):
         list(read_truths(tmp_path))
     (tmp_path / DATABASE).unlink()
-    Store(tmp_path, LIMITS).tell([Told("a", None, "dark", None)])
+    open_store(tmp_path, LIMITS).tell([Told("a", None, "dark", None)])
     assert [truth.label for truth in read_truths(tmp_path)] == ["dark"]
     another_version(tmp_path / DATABASE)
     with pytest.raises(UnavailableError, match="schema version"):

@@ -89,3 +89,19 @@ def test_the_lock_covers_every_requirement_but_the_gpu_extra(project: dict[str, 
 
 def test_the_lock_names_no_place_of_one_machine(lock: str) -> None:
     assert [line for line in lock.splitlines() if "://" in line or line.startswith(("-", "/"))] == []
+
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+def test_every_supported_python_finds_each_locked_package_once(project: dict[str, Any], lock: str) -> None:
+    supported = Requirement(f"slipway{project['project']['requires-python']}").specifier
+    assert [python for python in ("3.10", *PYTHONS, "3.15") if supported.contains(python)] == [*PYTHONS]
+    lines = [line.rstrip(" \\") for line in lock.splitlines() if re.match(r"[a-z0-9]", line)]
+    for python in PYTHONS:
+        machine = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux", "platform_machine": "x86_64"}
+        here = [one.name for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate(machine)]
+        assert len(here) == len(set(here)), python
+        needed = {one.name for one in declared(project) if one.marker is None or one.marker.evaluate(machine)}
+        on_gpu = {Requirement(text).name for text in project["project"]["optional-dependencies"]["gpu"]}
+        assert needed - on_gpu <= set(here), python

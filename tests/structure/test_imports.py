@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.closure import closure, imported_modules
+from slipway.system.code_digest import reached_files
+from slipway.system.source_code import imported_modules
 
 RING_0_PARTS = {"artifacts", "config", "inputs", "metrics", "runtimes", "system", "traffic"}
 RING_0 = {"imagecodecs", "numpy", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"}
@@ -34,11 +35,15 @@ ALLOWED = {
     "reports": {*RING_0_PARTS, "data", "reports"},
     "training": {*RING_0_PARTS, "data", "reports", "training"},
     "planning": {*RING_0_PARTS, "data", "reports", "training", "planning"},
+    "preflight": {
+        *RING_0_PARTS,
+        *("drift", "data", "reports", "training", "planning", "export", "preflight"),
+    },
     "doctor": {*RING_0_PARTS, "data", "reports", "training", "doctor"},
     "export": {*RING_0_PARTS, "drift", "data", "reports", "training", "export"},
     "drift": {*RING_0_PARTS, "drift"},
     "replay": {*RING_0_PARTS, "drift", "reports", "training", "export", "replay"},
-    "stages": {*RING_0_PARTS, "drift", "data", "reports", "training", "export"},
+    "stages": {*RING_0_PARTS, "drift", "data", "reports", "training", "export", "preflight"},
     "serving": {*RING_0_PARTS, "drift", "serving"},
 }
 
@@ -85,18 +90,18 @@ def test_ring_0_imports_its_few_packages_only(root: Path) -> None:
 
 
 def test_the_service_reaches_no_training_code(root: Path) -> None:
-    reached = {path.relative_to(root).as_posix() for path in closure(root, [root / "serving" / "service.py"])}
+    reached = {path.as_posix() for path in reached_files(root, [Path("serving/service.py")])}
     assert not [path for path in reached if path.startswith(("slipway/data/", "slipway/training/", "slipway/export/", "stages/"))]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_importing_the_service_loads_nothing_heavy(root: Path) -> None:
     code = f"import sys, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert answer.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_importing_a_heavy_package_would_be_noticed(root: Path) -> None:
     code = f"import sys, torch, serving.service; print([name for name in {HEAVY!r} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

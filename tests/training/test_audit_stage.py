@@ -28,8 +28,12 @@ TABLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("table", "params"), [(digits, IMAGES), (cancer, TABLE)], ids=["images", "table"])
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("table", "params"),
+    [pytest.param(digits, IMAGES, marks=pytest.mark.nightly), (cancer, TABLE)],
+    ids=["images", "table"],
+)
 def test_most_planted_labels_are_found_and_half_of_the_candidates_are_planted(table: Any, params: dict[str, Any], tmp_path: Path) -> None:
     planted, truth = plant(table(), seed=7)
     write_project(tmp_path, planted, params)
@@ -52,7 +56,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.as_posix(): files.sha256_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_audit_keeps_its_finished_folds_and_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, killed = (write_audited_project(tmp_path / name) for name in ("whole", "killed"))
     run_stage(whole, "audit")
@@ -64,7 +68,7 @@ def test_a_killed_audit_keeps_its_finished_folds_and_ends_as_an_uninterrupted_on
     assert [path.name for path in (killed / ".work/audit").iterdir()] == ["lock"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_params_do_not_take_the_folds_of_a_killed_audit(tmp_path: Path) -> None:
     project = write_audited_project(tmp_path)
     kill_after(project, "fold 2/3  epoch 1/2")
@@ -72,7 +76,7 @@ def test_other_params_do_not_take_the_folds_of_a_killed_audit(tmp_path: Path) ->
     assert "was finished before" not in run_stage(project, "audit")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_without_folds_it_loads_neither_torch_nor_cleanlab_and_says_so(tmp_path: Path) -> None:
     project = write_audited_project(tmp_path)
     set_params(project, {"audit": {"folds": 0}})

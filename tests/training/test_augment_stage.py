@@ -59,6 +59,7 @@ def test_a_table_is_not_augmented_and_the_stage_says_so(
     assert "tables are not augmented: without effect here are rotation_deg, mixup_alpha, offline_copies" in capsys.readouterr().out
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stored_px", [8, 12])
 def test_copies_of_images_are_as_large_as_they_are_stored(
     tmp_path: Path, stored_px: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

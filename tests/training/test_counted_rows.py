@@ -34,7 +34,7 @@ def confusion(cells: dict[str, float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return NUM_ROWS * np.array([cells[str(index)] for index in range(len(CLASSES) ** 2)]).reshape(len(CLASSES), -1)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_21_rows_on_1_2_and_4_processes_have_one_confusion_matrix(found: Found) -> None:
     split = rows()
     expected = confusion_matrix(split.targets, logits().argmax(dim=1).numpy(), len(CLASSES))
@@ -43,7 +43,7 @@ def test_21_rows_on_1_2_and_4_processes_have_one_confusion_matrix(found: Found) 
         assert np.abs(confusion(found[str(size)]["cells"]) - expected).max() < 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_metrics_of_21_rows_are_equal_on_1_2_and_4_processes_and_those_of_the_whole(found: Found) -> None:
     assert found["1"] == found["2"] == found["4"]
     split = rows()
@@ -54,7 +54,7 @@ def test_metrics_of_21_rows_are_equal_on_1_2_and_4_processes_and_those_of_the_wh
     assert found["4"]["validation"]["score"] == whole["accuracy"].value
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_counting_the_rows_that_fill_up_would_be_seen(found: Found) -> None:
     assert found["4_with_fillers"]["cells"] != found["4"]["cells"]
     assert found["4_with_fillers"]["validation"] != found["4"]["validation"]

@@ -13,7 +13,7 @@ from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_save, run_forked
 from tests.training.real_runs import weights_digest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 ACCUMULATED = {"epochs": 3, "max_batch_per_device": 16, "ema_decay": 0.9}  # 4 steps of 2 batches in an epoch
 
@@ -31,7 +31,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return result(project)
 
 
-@pytest.mark.parametrize(("num_workers", "num_saves"), [(0, 1), (2, 4)])
+@pytest.mark.parametrize(("num_workers", "num_saves"), [pytest.param(0, 1, marks=pytest.mark.nightly), (2, 4)])
 def test_killed_after_any_step_it_goes_on_with_the_next_batch(
     tmp_path: Path, uninterrupted: tuple[str, ...], num_workers: int, num_saves: int
 ) -> None:
@@ -40,6 +40,7 @@ def test_killed_after_any_step_it_goes_on_with_the_next_batch(
     for _ in range(20):  # each run dies after `num_saves` saves; an epoch has 4 steps, and the validation's end saves again
         code, output = run_forked(project, kill_after_save, num_saves)
         places += [line for line in output.splitlines() if line.startswith("resumed")]
+        assert "not resumable" not in output  # Lightning's warning about loaders that have state
         if code == 0:
             break
         assert code == -9, output
@@ -102,10 +103,10 @@ def _exchange(save: Path) -> None:
     ("damage", "named"),
     [
         (_flip_a_byte, "state missing, foreign or altered"),
-        (_truncate, "state missing, foreign or altered"),
+        pytest.param(_truncate, "state missing, foreign or altered", marks=pytest.mark.nightly),
         (_lose_a_rank, "rank-00000.safetensors missing, foreign or altered"),
         (_lose_the_manifest, "No such file or directory: .*save.json"),
-        (_exchange, "it is the save step-00000002 under another name"),
+        pytest.param(_exchange, "it is the save step-00000002 under another name", marks=pytest.mark.nightly),
     ],
 )
 def test_a_damaged_save_is_named_and_the_one_before_it_is_taken(
@@ -131,7 +132,7 @@ def _other_data(project: Path) -> None:
 
 
 def _other_code(project: Path) -> None:
-    files.write_text(project / "code.py", "TWO = 2\n")
+    files.write_text(project / "stages/train.py", "TWO = 2\n")
 
 
 def _replace(path: Path, old: str, new: str) -> None:
@@ -143,15 +144,14 @@ def _replace(path: Path, old: str, new: str) -> None:
     [
         (_another_parameter, "train.learning_rate: 0.01 -> 0.02"),
         (_other_data, "data/augmented/plan.json"),
-        (_other_code, "code.py"),
+        (_other_code, "stages/train.py"),
     ],
 )
 def test_what_would_become_other_weights_starts_at_the_first_step_and_says_why(
     tmp_path: Path, change: Callable[[Path], None], named: str
 ) -> None:
     project = write_project(tmp_path, epochs=1, warmup_epochs=0.0, **EVERY_STEP)
-    files.write_text(project / "dvc.yaml", "stages:\n  train:\n    deps:\n      - code.py\n")
-    files.write_text(project / "code.py", "ONE = 1\n")
+    files.write_text(project / "stages/train.py", "ONE = 1\n")
     assert run_forked(project, kill_after_save, 3)[0] == -9
     (abandoned,) = (project / ".work/train").glob("*/")
     change(project)

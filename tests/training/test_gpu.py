@@ -14,7 +14,7 @@ from slipway.training.uncertainty.prediction import predict
 from tests.training.conftest import split_of, write_project
 from tests.training.real_runs import TRAIN, kill_after, run_command, validation_accuracy, weights_digest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")]
+pytestmark = [pytest.mark.gpu, pytest.mark.process, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")]
 # Wide enough that ZeRO-3 shares its weights out: it leaves parameters below 100,000 values whole.
 WIDE = {"width": 128, "blocks": [1, 1], "dropout": 0.1, "stochastic_depth": 0.0, "normalisation": "batch"}
 ON_GPU = {"accelerator": "gpu", "network_arguments": WIDE, "learning_rate": 0.002}

@@ -22,7 +22,7 @@ def sweep(project: Path, twin: Callable[..., Any] | None = None) -> list[dict[st
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_save_killed_at_any_file_operation_leaves_whole_saves_alone(tmp_path: Path) -> None:
     found = sweep(tmp_path)
     assert {"write", "fsync", "rename", "mkdir", "unlink", "openat"} <= {each["operation"] for each in found}
@@ -34,12 +34,12 @@ def test_a_save_killed_at_any_file_operation_leaves_whole_saves_alone(tmp_path: 
     assert found[-1]["left"] == ["fingerprint.json", "step-00000002", "step-00000003"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_save_written_in_place_would_be_found_damaged(tmp_path: Path) -> None:
     assert any("step-00000003 is damaged" in problem for each in sweep(tmp_path, written_in_place) for problem in each["problems"])
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_save_that_makes_room_first_would_leave_none(tmp_path: Path) -> None:
     assert None in {each["newest"] for each in sweep(tmp_path, older_ones_removed_first)}
 

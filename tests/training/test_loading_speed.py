@@ -66,7 +66,7 @@ def times_faster(ours: Callable[[], int], theirs: Callable[[], int]) -> float:
     return statistics.median(ratios)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_crops_of_224_px_load_at_least_eight_times_as_fast_as_from_files(tmp_path: Path) -> None:
     from torchvision import transforms  # type: ignore[import-untyped]
 
@@ -76,7 +76,7 @@ def test_crops_of_224_px_load_at_least_eight_times_as_fast_as_from_files(tmp_pat
     assert times_faster(ours, image_folder(tmp_path / "images", transform, 64)) > 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_images_of_28_px_load_at_least_thirty_times_as_fast_as_from_files(tmp_path: Path) -> None:
     from torchvision import transforms
 

@@ -34,6 +34,14 @@ def test_dropout_is_a_function_of_the_batch() -> None:
     assert first == again != other
 
 
+def test_dropout_draws_anew_for_each_batch_epoch_and_rank() -> None:
+    module, batch = _module(), _batches()[0, 0]
+    losses = [float(module.training_step(batch, index).detach()) for index in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]  # the same rows
+    seeds = {_derived_seed(3, epoch, number, rank) for epoch in range(3) for number in range(3) for rank in range(3)}
+    assert len(seeds) == 27
+
+
 @pytest.mark.parametrize("task", ["image_classification", "image_regression"])
 def test_the_loss_of_a_mixed_image_is_that_of_its_two_targets_by_their_shares(task: str) -> None:
     scale = TargetScale(mean=0.0, std=2.0)

@@ -15,7 +15,7 @@ from slipway.training.networks.networks import load_network, read_model_card
 from tests.training.conftest import write_project
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 PLAIN = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "batch"}
 TIMM = {"network": "timm/test_resnet", "network_arguments": {}, "batch_size": 30, "learning_rate": 0.003}
@@ -45,7 +45,14 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(RECIPES["average"], id="average"),
+        pytest.param(RECIPES["sgd"], id="sgd", marks=pytest.mark.nightly),
+        pytest.param(RECIPES["step"], id="step", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, recipe: dict[str, Any]) -> None:
     whole, killed = (write_project(tmp_path / name, **recipe) for name in ("whole", "killed"))
     done = run_training(whole)
@@ -55,6 +62,7 @@ def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_pat
     assert weights_digest(killed) == weights_digest(whole)
 
 
+@pytest.mark.nightly
 def test_frozen_parts_and_pretrained_weights_survive_a_kill(tmp_path: Path) -> None:
     settings = {"freeze_epochs": 2, "unfreeze_epochs": 2, "epochs": 5, "ema_decay": 0.9}
     whole, killed = (_pretrained(tmp_path / name, **settings) for name in ("whole", "killed"))
@@ -68,7 +76,12 @@ def test_frozen_parts_and_pretrained_weights_survive_a_kill(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("strategy", "precision"),
-    [("single", "32-true"), ("ddp", "32-true"), ("deepspeed_stage_1", "32-true"), ("deepspeed_stage_2", "bf16-mixed")],
+    [
+        ("single", "32-true"),
+        pytest.param("ddp", "32-true", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_1", "32-true", marks=pytest.mark.nightly),
+        ("deepspeed_stage_2", "bf16-mixed"),
+    ],
 )
 def test_a_frozen_backbone_keeps_its_weights_and_statistics(tmp_path: Path, strategy: str, precision: str) -> None:
     devices = 1 if strategy == "single" else 2
@@ -86,6 +99,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(tmp_path: Path, stra
     assert card.network.mean == pytest.approx([0.5])
 
 
+@pytest.mark.nightly
 def test_weights_that_were_freed_have_changed(tmp_path: Path) -> None:
     project = _pretrained(tmp_path, freeze_epochs=1, epochs=2, strategy="ddp", devices=2)
     done = run_training(project)
@@ -94,6 +108,7 @@ def test_weights_that_were_freed_have_changed(tmp_path: Path) -> None:
     assert not torch.equal(found["backbone.layer1.0.conv1.weight"], given["layer1.0.conv1.weight"])
 
 
+@pytest.mark.nightly
 def test_another_file_of_weights_is_another_training(tmp_path: Path) -> None:
     project = _pretrained(tmp_path, epochs=4)
     kill_after(project, "epoch 3/4")
@@ -124,9 +139,9 @@ def test_a_training_that_no_longer_improves_ends_early_and_says_so_killed_or_not
     ("strategy", "precision", "tolerance"),
     [
         ("ddp", "32-true", 1e-4),
-        ("deepspeed_stage_1", "32-true", 1e-4),
-        ("deepspeed_stage_2", "bf16-mixed", 0.1),
-        ("deepspeed_stage_2", "16-mixed", 0.05),
+        pytest.param("deepspeed_stage_1", "32-true", 1e-4, marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "bf16-mixed", 0.1, marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "16-mixed", 0.05, marks=pytest.mark.nightly),
     ],
 )
 def test_two_processes_average_as_one_does(tmp_path: Path, strategy: str, precision: str, tolerance: float) -> None:
@@ -142,6 +157,7 @@ def test_two_processes_average_as_one_does(tmp_path: Path, strategy: str, precis
     assert np.isclose(_metrics(two)["val_loss"], _metrics(one)["val_loss"], atol=tolerance)
 
 
+@pytest.mark.nightly
 def test_a_killed_deepspeed_training_resumes_its_average_exactly(tmp_path: Path) -> None:
     settings = {"devices": 2, "strategy": "deepspeed_stage_2", "precision": "bf16-mixed", "ema_decay": 0.9, "epochs": 3}
     whole, killed = write_project(tmp_path / "whole", **settings), write_project(tmp_path / "killed", **settings)

@@ -31,7 +31,7 @@ from tests.training.real_runs import (
     weights_digest,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def test_a_finished_training_leaves_a_checkpoint_and_no_work(project: Path) -> None:
@@ -85,12 +85,12 @@ def test_a_fault_of_the_user_is_one_message(tmp_path: Path, train: dict[str, Any
     [
         ("ddp", "32-true", "none", TRAIN),
         ("deepspeed_stage_1", "16-mixed", "optimizer", []),
-        ("deepspeed_stage_2", "bf16-mixed", "none", []),
-        ("deepspeed_stage_2", "bf16-mixed", "optimizer", DEEPSPEED),
-        ("deepspeed_stage_2", "16-mixed", "none", TORCHRUN),
-        ("deepspeed_stage_3", "16-mixed", "none", []),
-        ("deepspeed_stage_3", "bf16-mixed", "optimizer", []),
-        ("deepspeed_stage_3", "16-mixed", "optimizer_and_parameters", []),
+        pytest.param("deepspeed_stage_2", "bf16-mixed", "none", [], marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "bf16-mixed", "optimizer", DEEPSPEED, marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "16-mixed", "none", TORCHRUN, marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_3", "16-mixed", "none", [], marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_3", "bf16-mixed", "optimizer", [], marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_3", "16-mixed", "optimizer_and_parameters", [], marks=pytest.mark.nightly),
     ],
 )
 def test_two_processes_reach_what_one_reaches(tmp_path: Path, strategy: str, precision: str, offload: str, command: list[str]) -> None:
@@ -128,7 +128,15 @@ def forget_offload() -> None:
     setattr(assembly, "trainer_arguments", forgetful)  # noqa: B010
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "ddp",
+        pytest.param("deepspeed_stage_1", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_3", marks=pytest.mark.nightly),
+    ],
+)
 def test_accumulated_gradients_make_the_same_steps(tmp_path: Path, strategy: str) -> None:
     exact = {"width": 16, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0, "normalisation": "group"}
     losses = []
@@ -145,7 +153,11 @@ def test_accumulated_gradients_make_the_same_steps(tmp_path: Path, strategy: str
 
 @pytest.mark.parametrize(
     ("strategy", "offload"),
-    [("deepspeed_stage_2", "none"), ("deepspeed_stage_2", "optimizer"), ("deepspeed_stage_3", "optimizer_and_parameters")],
+    [
+        pytest.param("deepspeed_stage_2", "none", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "optimizer", marks=pytest.mark.nightly),
+        ("deepspeed_stage_3", "optimizer_and_parameters"),
+    ],
 )
 def test_a_killed_deepspeed_training_of_two_resumes_exactly(tmp_path: Path, strategy: str, offload: str) -> None:
     settings = {"devices": 2, "strategy": strategy, "precision": "bf16-mixed", "offload": offload}

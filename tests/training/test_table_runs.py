@@ -15,7 +15,7 @@ from tests.project_params import NO_AUGMENTATION
 from tests.training.conftest import ROOT
 from tests.training.real_runs import run_training, weights_digest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 ARGUMENTS = {"num_submodels": 4, "num_blocks": 2, "width": 32, "dropout": 0.0, "embedding_size": 8, "num_bins": 24}
 
 

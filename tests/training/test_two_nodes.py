@@ -16,7 +16,7 @@ from tests.training.real_runs import run_training, weights_digest
 from tests.training.slurm_cluster import slurm, wait_until
 from tests.training.two_nodes import TwoNodes, skip_without, two_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
 HOSTS = "node1 slots=1\nnode2 slots=1\n"
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # without which Open MPI refuses
 DDP = {"strategy": "ddp", "precision": "32-true"}
@@ -74,7 +74,12 @@ def test_torchrun(nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("script", "tools", "settings"), [("mpirun.sh", ("mpirun",), DDP), ("deepspeed.sh", ("pdsh",), DDP), ("deepspeed.sh", ("pdsh",), ZERO)]
+    ("script", "tools", "settings"),
+    [
+        ("mpirun.sh", ("mpirun",), DDP),
+        ("deepspeed.sh", ("pdsh",), DDP),
+        pytest.param("deepspeed.sh", ("pdsh",), ZERO, marks=pytest.mark.nightly),
+    ],
 )
 def test_launchers_that_reach_the_nodes_by_ssh(
     nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path, script: str, tools: tuple[str, ...], settings: dict[str, str]
@@ -88,6 +93,7 @@ def test_launchers_that_reach_the_nodes_by_ssh(
     assert _trained_on_two_nodes(project) == one_node[settings["strategy"]]
 
 
+@pytest.mark.nightly
 def test_slurm_and_a_requeued_job_ends_with_the_same_weights(nodes: TwoNodes, tmp_path: Path) -> None:
     settings = {**DDP, "epochs": 60}
     project = _shared_project(tmp_path / "two", **settings)

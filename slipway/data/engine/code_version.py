@@ -1,12 +1,12 @@
-"""What decides about the pixels besides the data and the params: our decoding code and the libraries under it."""
+"""Digest of the decoding code with all that it imports, and of the libraries under it, on which pixels depend."""
 
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from slipway.inputs import images as preprocess
-from slipway.inputs import user_function
+from slipway.inputs import images, user_function
 from slipway.system import files
+from slipway.system.code_digest import digests
 
 _LIBRARIES = ("numpy", "pillow", "simplejpeg")
 
@@ -14,5 +14,6 @@ _LIBRARIES = ("numpy", "pillow", "simplejpeg")
 @cache
 def pixel_code() -> str:
     """Hex digest: two machines, or two runs, with the same one make the same pixels."""
-    sources = {module.__name__: files.sha256_file(Path(str(module.__file__))) for module in (preprocess, user_function)}
-    return files.digest_json(sources | {name: version(name) for name in _LIBRARIES})
+    root = Path(__file__).parents[3]
+    start = [Path(str(module.__file__)).relative_to(root) for module in (images, user_function)]
+    return files.digest_json(digests(root, start) | {name: version(name) for name in _LIBRARIES})

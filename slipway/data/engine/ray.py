@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from slipway.data.engine.code_version import pixel_code
 from slipway.system.errors import UnavailableError
+from slipway.system.telemetry import switch_off_telemetry
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,11 +37,16 @@ def map_on_ray(function: Callable[[Item], Result], chunks: Iterator[list[Item]],
 
     UnavailableError at once if Ray is not installed, later if the cluster is not there or workers die again and again.
     """
+    check_installed()
+    return _map(function, chunks, num_workers)
+
+
+def check_installed() -> None:
+    """UnavailableError if the package is not there."""
     if find_spec("ray") is None:
         raise UnavailableError(
             "data.engine is ray, but Ray is not installed. Install the extra (pip install 'slipway[cluster]'), or set data.engine to local."
         )
-    return _map(function, chunks, num_workers)
 
 
 def _map(function: Callable[[Item], Result], chunks: Iterator[list[Item]], num_workers: int) -> Iterator[Result]:
@@ -93,7 +99,7 @@ def _result(ray: Any, reference: Any) -> Any:
 @contextlib.contextmanager
 def _cluster(num_workers: int) -> Iterator[Any]:
     """The module `ray`, connected; what was started here is ended."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    switch_off_telemetry()
     address = os.environ.get("RAY_ADDRESS")
     if address is None:  # Ray would write a token of its own into the home folder
         os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from slipway.config.sealing import check_inputs
 from slipway.system import files
 
 
@@ -16,7 +17,8 @@ from slipway.system import files
 def work_folder(root: Path, key: str, purpose: str) -> Iterator[Path]:
     """The folder `root/key`, as it was left or new; removed when the block ends without an error.
 
-    LockedError while another process works below `root`. Folders of other keys are removed.
+    LockedError while another process works below `root`; SealError if the stage's inputs changed, and the folder stays then.
+    Folders of other keys are removed.
     """
     root.mkdir(parents=True, exist_ok=True)
     with files.lock(root / "lock", purpose):
@@ -25,4 +27,5 @@ def work_folder(root: Path, key: str, purpose: str) -> Iterator[Path]:
                 shutil.rmtree(other)
         (root / key).mkdir(exist_ok=True)
         yield root / key
+        check_inputs()
         shutil.rmtree(root / key)

@@ -52,10 +52,12 @@ class Cleaned:
         return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
 
     def summary(self, *reports: Path) -> str:
-        """One line with every count, and where to look."""
+        """A line with every count and where to look, and one of copies between given splits."""
         duplicates = self.num_read - self.rows.num_rows - self.num_bad
         counts = f"read {self.num_read}, kept {self.rows.num_rows}, bad {self.num_bad}, duplicates {duplicates}"
-        return f"{counts}, see {' and '.join(map(str, reports))}"
+        leaking = int(pc.sum(pc.match_substring(self.quarantine["detail"], rules.IN_ANOTHER_SPLIT)).as_py() or 0)
+        copies = f"\ncopies of rows in another given split: {leaking}; the copy in test, else in val, is kept"
+        return f"{counts}, see {' and '.join(map(str, reports))}{copies * bool(leaking)}"
 
 
 def clean_samples(

@@ -17,8 +17,10 @@ from slipway.data.images.inspection import PIXELS
 from slipway.data.images.possible_copies import possible_copies
 from slipway.data.images.thumbnails import ThumbnailFile
 from slipway.data.rules.findings import Findings
+from slipway.data.rules.rules import IN_ANOTHER_SPLIT
 from slipway.system.errors import DataError
 
+KEPT_FIRST = ("test", "val", "train")  # of copies in several given splits: what is measured stays whole
 _MAX_SHOWN = 3
 _PIXEL_BYTES = 16
 
@@ -36,9 +38,11 @@ def without_copies(
         return rows
     shared = rows[places]
     digests = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_PIXEL_BYTES), len(shared), [None, pa.py_buffer(pixels[places])])
-    table = gathered(facts.select(["sha256", "group", "source", "label", "target"]), shared)
+    table = gathered(facts.select(["sha256", "group", "source", "label", "target", "given_split"]), shared)
     table = table.append_column("pixels", digests).append_column("row", pa.array(shared))
-    table = table.sort_by([(column, "ascending") for column in ("pixels", "sha256", "group", "source")])
+    order = pc.fill_null(pc.index_in(table["given_split"], pa.array(KEPT_FIRST)), len(KEPT_FIRST))
+    table = table.append_column("order", order)
+    table = table.sort_by([(column, "ascending") for column in ("pixels", "order", "sha256", "group", "source")])
     is_kept[places[np.searchsorted(shared, _compare(table, findings)["row"].to_numpy())]] = True
     return taken(rows, rows_where(is_kept))
 
@@ -104,7 +108,11 @@ def _compare(rows: pa.Table, findings: Findings) -> pa.Table:
         _note_conflicts(rows, column, rule, starts, groups, findings)
     copies = ~begins & ~in_conflict[group_of]
     first_sources = rows["source"].take(pa.array(starts[group_of[copies]]))
-    details = pc.binary_join_element_wise("the same picture as ", first_sources, "")
+    given = rows["given_split"].combine_chunks()
+    first_splits = given.take(pa.array(starts[group_of]))
+    across = pc.fill_null(pc.not_equal(given, first_splits), False).filter(pa.array(copies))
+    where = pc.if_else(across, pc.binary_join_element_wise(IN_ANOTHER_SPLIT, first_splits.filter(pa.array(copies)), ""), "")
+    details = pc.binary_join_element_wise("the same picture as ", first_sources, where, "")
     findings.refuse(rows["source"].filter(pa.array(copies)), "exact_duplicate", details)
     return rows.filter(pa.array(begins & ~in_conflict[group_of]))
 

@@ -206,11 +206,11 @@ def _decode(payload: bytes, max_pixels: int, buffer: PixelBuffer) -> _Picture:
 
 
 def _shown_and_digest(image: Image.Image) -> tuple[NDArray[np.uint8], bytes]:
-    if image.mode in ("L", "1") and not image.has_transparency_data:
+    if image.mode in ("L", "1"):
         array = np.asarray(image.convert("L"))
         return array, _digest(array, "")
-    if image.mode.startswith("I"):  # 16 bits: two pictures may differ in what 8 of them do not show
-        return np.asarray(flatten(image, 1)), _digest(np.asarray(image), image.mode)
+    if image.mode in ("I", "I;16"):  # 16 bits: two pictures may differ in what 8 of them do not show
+        return np.asarray(flatten(image, 1)), _digest(np.asarray(image).astype(np.uint16), "I;16")
     array = np.asarray(image.convert("RGBA"))
     shown = np.asarray(flatten(image, 1)) if image.has_transparency_data else array
     return shown, _digest(array, "")

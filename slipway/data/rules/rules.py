@@ -60,6 +60,7 @@ TABLE_RULES = _ANNOTATION_RULES | {
     "conflicting_target": "the same inputs with different numbers",
     "near_duplicate": "the same inputs; they stay in one split, or one of them is kept",
 }
+IN_ANOTHER_SPLIT = ", which is in the given split "  # ends the detail of a copy that leaks between given splits
 DUPLICATES = ("exact_duplicate", "near_duplicate")  # nothing is wrong with them but that they are there already
 _OF_NUMBERS = ("missing_target", "not_a_number", "non_finite_target", "conflicting_target")
 _OF_CLASSES = ("missing_label", "unknown_label", "conflicting_label", "near_conflict")

@@ -6,7 +6,7 @@ from datetime import date, datetime
 from typing import Any, NamedTuple
 
 from slipway.config.sections import DataParams
-from slipway.data.sources.samples import Fault, spelled
+from slipway.data.sources.samples import GIVEN_SPLIT, Fault, spelled
 from slipway.data.store.packed import SPLITS
 from slipway.inputs.columns import days_since_1970, read_date
 from slipway.system.contract import is_classification
@@ -107,6 +107,8 @@ def _split(cells: Mapping[str, Any], data: DataParams) -> tuple[str | None, Faul
     text = _text(cells[data.split_column])
     if text is not None and text.lower() in SPLITS:
         return text.lower(), None
+    if data.split_column == GIVEN_SPLIT:
+        return None, Fault("bad_split", "the image lies in no split folder, expected it in one of them")
     return None, Fault("bad_split", f"the column {data.split_column!r} holds {text!r}, expected {', '.join(SPLITS)}")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipway.data.sources.shards import table_files
 from slipway.system import files
 from slipway.system.errors import DataError
 
@@ -57,8 +58,12 @@ class DigestList:
         facts = facts.set_column(facts.schema.get_field_index("detail"), "detail", detail)
         return pa.concat_tables([facts, self._others(names, facts.schema)])
 
-    def check_file(self, path: Path) -> None:
-        """DataError if one file below `root`, such as the table itself, is not what is listed, or not listed."""
+    def check_table(self, table: Path) -> None:
+        """DataError if a file of the table, which lies below `root`, is not what is listed, or not listed."""
+        for path in table_files(table):
+            self._check_file(path)
+
+    def _check_file(self, path: Path) -> None:
         name = path.relative_to(self.root).as_posix()
         place = self.names.index(name).as_py()
         if place < 0:

@@ -1,39 +1,56 @@
-"""Raw samples from a folder with one sub-folder per class: its name is the label of all that is below it."""
+"""Raw samples from a folder with one sub-folder per class: its name is the label of all that is below it.
+
+Class folders may lie in split folders, whose names are the given split.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slipway.data.sources.samples import Fault, RawSample, spelled, visible_entries
+from slipway.config.sections import DataParams
+from slipway.data.sources.samples import GIVEN_SPLIT, Fault, RawSample, spelled, visible_entries
 from slipway.system.errors import DataError
 
 
-def read_folder(root: Path, wanted: frozenset[str] | None, label_map: Mapping[str, str], beside: Path | None = None) -> Iterator[RawSample]:
+def read_folder(
+    root: Path,
+    wanted: frozenset[str] | None,
+    data: DataParams,
+    splits: Mapping[str, str],
+) -> Iterator[RawSample]:
     """Every image below `root`, or those whose `source` is in `wanted`, by name; the payloads are not read yet.
 
-    `beside` is a file in the folder that is no sample, such as the list of digests.
+    `splits` has the split of each split folder at the top; empty if the class folders lie there. The file `data.digests` is no sample.
     """
     _check_folder(root)
     begin = len(os.path.join(root, ""))
+    beside = Path(data.digests) if data.digests else None
     for path in walk_files(root):
         # A name that is not UTF-8 is written with escapes: tables hold text.
         source = path[begin:] if path.isascii() else os.fsencode(path[begin:]).decode(errors="backslashreplace")
         if (wanted is not None and source not in wanted) or _is_same(path, beside):
             continue
-        yield _sample(source, path, label_map)
+        yield _sample(source, path, data, splits)
 
 
 def _is_same(path: str, other: Path | None) -> bool:
     return other is not None and os.path.basename(path) == other.name and Path(path).resolve() == other.resolve()
 
 
-def _sample(source: str, path: str, label_map: Mapping[str, str]) -> RawSample:
-    found, _, rest = source.partition("/")
+def _sample(source: str, path: str, data: DataParams, splits: Mapping[str, str]) -> RawSample:
+    top, _, rest = source.partition("/")
+    found, _, rest = rest.partition("/") if rest and splits else (top, "", rest)
     if not rest:
-        fault = Fault("missing_label", f"{source} lies beside the class folders, expected inside one of them")
+        fault = Fault("missing_label", _beside(source, splits))
         return RawSample(source, b"", None, None, None, fault)
-    label, corrections = spelled(found, label_map)
-    return RawSample(source, b"", label, None, None, None, corrections=corrections, path=path)
+    label, corrections = spelled(found, data.label_map)
+    given = splits.get(top) if data.split_column == GIVEN_SPLIT else None
+    return RawSample(source, b"", label, None, None, None, given_split=given, corrections=corrections, path=path)
+
+
+def _beside(source: str, splits: Mapping[str, str]) -> str:
+    kind = "split" if splits and "/" not in source else "class"
+    return f"{source} lies beside the {kind} folders, expected inside one of them"
 
 
 def _check_folder(root: Path) -> None:

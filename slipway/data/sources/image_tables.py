@@ -1,9 +1,14 @@
-"""Raw images that a Parquet file or a CSV holds or names, one per row. A file is read by batches, so memory does not grow with the data."""
+"""Raw images that Parquet files, a CSV or a metadata.jsonl hold or name, one per row.
+
+A file is read by batches, so memory does not grow with the data. In a file called metadata, as the Hugging Face `imagefolder` has it,
+the column `file_name` names the image.
+"""
 
 import csv
 import difflib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -12,43 +17,87 @@ import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
 from slipway.data.sources.annotations import annotate
-from slipway.data.sources.samples import Fault, RawSample
+from slipway.data.sources.samples import GIVEN_SPLIT, Fault, RawSample
 from slipway.system.errors import DataError
 
 TABLES = (".parquet", ".pq", ".csv")
+PARQUET = (".parquet", ".pq")
+METADATA = "metadata"  # the stem of the table of a Hugging Face imagefolder
+FILE_NAME = "file_name"  # its column of images
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
 
 
-def read_rows(path: Path, data: DataParams, wanted: frozenset[int] | None) -> Iterator[RawSample]:
-    """Every row of a table, or those whose number is in `wanted`, in their order; images in files of their own are not read yet."""
-    return _read_csv(path, data, wanted) if _is_csv(path) else _read_parquet(path, data, wanted)
+Rows = Generator[RawSample, None, int]  # returns the number of the row after the last
 
 
-def count_rows(path: Path) -> int | None:
+class TablePart(NamedTuple):
+    """One table of a data set; its rows are numbered on from those of the parts before it."""
+
+    path: Path
+    prefix: str = ""  # before its images' names in the data set: "" or "train/"
+    split: str | None = None  # given to every row
+    folders: Mapping[str, str] = {}  # given by the first folder of an image's name, where `split` is None
+
+    def split_of(self, name: str | None) -> str | None:
+        """The given split of the row that names this image."""
+        if self.split is not None or name is None:
+            return self.split
+        return self.folders.get(PurePosixPath(os.path.normpath(name.replace("\\", "/"))).parts[0])
+
+
+def is_table_file(name: str) -> bool:
+    """True for the name of a table: by its ending, or a `metadata.jsonl`."""
+    return Path(name).suffix.lower() in TABLES or is_jsonl(Path(name))
+
+
+def is_jsonl(path: Path) -> bool:
+    """True for a `metadata.jsonl`, the one file of JSON lines that is a table."""
+    return path.name.lower() == f"{METADATA}.jsonl"
+
+
+def is_metadata(path: Path) -> bool:
+    """True for the table of a Hugging Face imagefolder."""
+    return path.stem.lower() == METADATA
+
+
+def read_rows(parts: Sequence[TablePart], data: DataParams, wanted: frozenset[int] | None) -> Iterator[RawSample]:
+    """Every row of the tables, or those whose number is in `wanted`, in their order; images in files of their own are not read yet."""
+    begin = 0
+    for part in parts:
+        begin = yield from _reader(part.path)(part, data, wanted, begin)
+
+
+def count_rows(parts: Sequence[TablePart]) -> int | None:
     """How many rows there are; None where counting means reading (CSV)."""
-    return None if _is_csv(path) else int(_open_parquet(path).metadata.num_rows)
+    if not all(part.path.suffix.lower() in PARQUET for part in parts):
+        return None
+    return sum(int(_open_parquet(part.path).metadata.num_rows) for part in parts)
 
 
-def _is_csv(path: Path) -> bool:
-    return path.suffix.lower() == ".csv"
+def _reader(path: Path) -> Callable[[TablePart, DataParams, frozenset[int] | None, int], Rows]:
+    if path.suffix.lower() == ".csv":
+        return _read_csv
+    return _read_jsonl if is_jsonl(path) else _read_parquet
 
 
-def _read_parquet(path: Path, data: DataParams, wanted: frozenset[int] | None) -> Iterator[RawSample]:
+def _read_parquet(part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int) -> Rows:
+    path = part.path
     file = _open_parquet(path)
-    names = _needed_columns(path, data, file.schema_arrow.names)
-    _check_image_type(path, data.image_column, file.schema_arrow.field(data.image_column).type)
-    row = 0
+    columns = _Columns(path, data, file.schema_arrow.names)
+    _check_image_type(path, columns.image, file.schema_arrow.field(columns.image).type)
+    row = begin
     try:
-        for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns.names, use_threads=False):
             chosen = [index for index in range(batch.num_rows) if wanted is None or row + index in wanted]
             for index, cells in zip(chosen, batch.take(pa.array(chosen, pa.int64())).to_pylist(), strict=True):
-                yield _table_sample(path.parent, row + index, cells, data)
+                yield _table_sample(part, row + index, cells[columns.image], cells, data)
             row += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"data.path {str(path)!r} is damaged after row {row}: {str(error).rstrip('.')}. Write or copy the file again."
+            f"data.path {str(path)!r} is damaged after row {row - begin}: {str(error).rstrip('.')}. Write or copy the file again."
         ) from error
+    return row
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
@@ -73,36 +122,77 @@ def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:
 _STRING_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_dictionary)
 
 
-def _read_csv(path: Path, data: DataParams, wanted: frozenset[int] | None) -> Iterator[RawSample]:
+def _read_csv(part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int) -> Rows:
+    path, row = part.path, begin
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, strict=True)
         try:
             header = next((line for line in reader if line), None)
             if header is None:
                 raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
-            names = _needed_columns(path, data, header)
-            positions = [header.index(name) for name in names]
-            for row, cells in enumerate(line for line in reader if line):
-                if wanted is None or row in wanted:
-                    yield _csv_sample(path.parent, row, cells, len(header), dict(zip(names, positions, strict=True)), data)
+            columns = _Columns(path, data, header)
+            positions = {name: header.index(name) for name in columns.names}
+            for row, line in enumerate((line for line in reader if line), begin + 1):
+                if wanted is not None and row - 1 not in wanted:
+                    continue
+                if len(line) != len(header):
+                    yield _malformed(row - 1, f"{len(line)} columns, the header has {len(header)}")
+                    continue
+                cells = {name: line[position] for name, position in positions.items()}
+                yield _table_sample(part, row - 1, cells[columns.image], cells, data)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(
                 f"data.path {str(path)!r} is not a readable CSV near line {reader.line_num + 1}: {error}. "
                 "Expected UTF-8 text, commas between the columns and quotes that close."
             ) from error
+    return row
 
 
-def _csv_sample(folder: Path, row: int, cells: list[str], num_columns: int, positions: dict[str, int], data: DataParams) -> RawSample:
-    if len(cells) != num_columns:
-        fault = Fault("malformed_row", f"{len(cells)} columns, the header has {num_columns}")
-        return RawSample(str(row), b"", None, None, None, fault)
-    return _table_sample(folder, row, {name: cells[position] for name, position in positions.items()}, data)
+def _read_jsonl(part: TablePart, data: DataParams, wanted: frozenset[int] | None, begin: int) -> Rows:
+    names: dict[str, None] = {}
+    for record in json_records(part.path):
+        names |= dict.fromkeys(record or ())
+    columns, row = _Columns(part.path, data, list(names)), begin
+    for row, record in enumerate(json_records(part.path), begin + 1):
+        if wanted is not None and row - 1 not in wanted:
+            continue
+        if record is None:
+            yield _malformed(row - 1, "the line is not a JSON object")
+            continue
+        cells = {name: record.get(name) for name in columns.names}
+        yield _table_sample(part, row - 1, cells[columns.image], cells, data)
+    return row
 
 
-def _needed_columns(path: Path, data: DataParams, present: list[str]) -> list[str]:
-    needed = {"image_column": data.image_column, "target_column": data.target_column}
+def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Each line of a file of JSON lines that is not empty; None for one that is not a JSON object."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            yield record if isinstance(record, dict) else None
+
+
+def _malformed(row: int, detail: str) -> RawSample:
+    return RawSample(str(row), b"", None, None, None, Fault("malformed_row", detail))
+
+
+class _Columns:
+    """The columns that the params name, and the one of the images; DataError naming those that are not there."""
+
+    def __init__(self, path: Path, data: DataParams, present: Sequence[str]) -> None:
+        self.image = FILE_NAME if is_metadata(path) and data.image_column not in present and FILE_NAME in present else data.image_column
+        self.names = _needed_columns(path, data, self.image, list(present))
+
+
+def _needed_columns(path: Path, data: DataParams, image: str, present: list[str]) -> list[str]:
+    needed = {"image_column": image, "target_column": data.target_column}
     optional = {key: getattr(data, key) for key in ("group_column", "time_column", "weight_column", "split_column")}
-    needed |= {key: name for key, name in optional.items() if name is not None}
+    needed |= {key: name for key, name in optional.items() if name is not None and (name != GIVEN_SPLIT or name in present)}
     problems = [f"  data.{key} is {name!r}, {_hint(name, present)}" for key, name in needed.items() if name not in present]
     twice = [name for name in needed.values() if present.count(name) > 1]
     problems += [f"  the column {name!r} is there {present.count(name)} times" for name in sorted(set(twice))]
@@ -119,10 +209,12 @@ def _hint(name: str, present: list[str]) -> str:
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 
-def _table_sample(folder: Path, row: int, cells: dict[str, Any], data: DataParams) -> RawSample:
-    image = _image_cell(folder, cells[data.image_column])
+def _table_sample(part: TablePart, row: int, cell: Any, cells: dict[str, Any], data: DataParams) -> RawSample:
+    image = _image_cell(part.path.parent, cell)
+    if data.split_column == GIVEN_SPLIT and GIVEN_SPLIT not in cells:
+        cells = cells | {GIVEN_SPLIT: part.split_of(image.name)}
     said = annotate(cells, data)
-    source = f"{row}:{image.name}" if image.name else str(row)
+    source = f"{row}:{part.prefix}{image.name}" if image.name else str(row)
     fault = image.fault or said.fault
     path = image.path if fault is None else None
     rest = (said.time, said.weight, said.given_split, said.corrections, path)

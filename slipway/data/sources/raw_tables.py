@@ -1,4 +1,4 @@
-"""A CSV or Parquet table, column by column: each column as its distinct cells and the code of each row, in files where they are large.
+"""A CSV, Parquet file or folder of Parquet shards, column by column: each column as its distinct cells and the code of each row.
 
 Work on a column then happens once for each distinct cell, whatever the number of rows. A row with too many or too few
 cells is named and left out; what makes the file as a whole unreadable is a DataError. The file itself is read into memory.
@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 from slipway.data.engine.scratch_arrays import full, rows_where
 from slipway.data.engine.scratch_tables import scratch_array, stored_array
 from slipway.data.engine.scratch_tables import stored as stored_table
+from slipway.data.sources.image_tables import is_jsonl, json_records
+from slipway.data.sources.samples import GIVEN_SPLIT
+from slipway.data.sources.shards import shard_splits, table_files
 from slipway.system.errors import DataError
 
 Stored = Literal["text", "number", "boolean", "other"]
@@ -31,8 +34,8 @@ DELIMITERS = (",", ";", "\t")
 NOT_UTF8 = "\ufffd"  # in a cell: bytes that are no UTF-8 were there
 EXACT_INTEGERS = 2**53  # up to here a float64 holds every whole number
 COLLECTED = "slipway_collected"  # of a row that came from the service's traffic: slipway/data/join.py
-# As pandas writes its row index into files, and reads it back; and a mark of ours that says as little of the row itself.
-_INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}"
+# As pandas writes its row index into files, and reads it back; and marks of ours that say as little of the row itself.
+_INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}|{GIVEN_SPLIT}"
 _BLOCK_BYTES = 1 << 22
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 _PARQUET_FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError, OverflowError, ValueError)
@@ -73,14 +76,24 @@ def is_row_index(name: str) -> bool:
 
 
 def read_raw_table(path: Path, only: Collection[str] | None = None) -> RawTable:
-    """Read a `.csv`, `.parquet` or `.pq` file, whole or `only` these of its columns; DataError if it cannot be."""
+    """Read a `.csv`, `.parquet` or `.pq` file, a folder of shards, or a `metadata.jsonl`, whole or `only` these of its columns.
+
+    Shards whose names say splits have the column GIVEN_SPLIT besides. DataError if a file cannot be read.
+    """
+    if path.is_dir():
+        return _read_shards(table_files(path), only)
+    if is_jsonl(path):
+        return _read_jsonl(path, only)
     return _read_csv(path, only) if path.suffix.lower() == ".csv" else _read_parquet(path, only)
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of such a file in their order; DataError if it cannot be read."""
+    """The columns of such a table in their order; DataError if it cannot be read."""
     if path.suffix.lower() == ".csv":
-        return [name.strip() for name in _header(path, _payload(path))[1]]
+        return [name.strip() for name in _header(path, _first_bytes(path))[1]]
+    if is_jsonl(path):
+        return list(dict.fromkeys(name for record in json_records(path) for name in record or ()))
+    path = table_files(path)[0]
     try:
         names: list[str] = pq.read_schema(path).names
     except _PARQUET_FAULTS as error:
@@ -132,12 +145,33 @@ def _payload(path: Path) -> bytes:
     try:
         payload = path.read_bytes()
     except OSError as error:
-        raise DataError(f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again.") from error
+        raise _cannot_be_read(path, error) from error
     if not payload or payload.isspace():
-        raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
+        raise _is_empty(path)
     if payload.count(b'"') % 2:  # it would swallow every row that follows, in silence
         raise DataError(f"data.path {str(path)!r} has a quotation mark that does not close. Write one inside a quoted cell twice.")
     return _as_utf8(payload.removeprefix(b"\xef\xbb\xbf") + (b"" if payload.endswith(b"\n") else b"\n"))
+
+
+def _first_bytes(path: Path) -> bytes:
+    """The beginning of a CSV, cut behind its last whole line: its header, in any file that has one."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(_BLOCK_BYTES)
+    except OSError as error:
+        raise _cannot_be_read(path, error) from error
+    whole = first if len(first) < _BLOCK_BYTES else first[: first.rfind(b"\n") + 1] or first
+    if not whole or whole.isspace():
+        raise _is_empty(path)
+    return _as_utf8(whole.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _cannot_be_read(path: Path, error: OSError) -> DataError:
+    return DataError(f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again.")
+
+
+def _is_empty(path: Path) -> DataError:
+    return DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
 
 
 def _as_utf8(payload: bytes) -> bytes:
@@ -186,6 +220,44 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> RawTable:
     except _PARQUET_FAULTS as error:
         raise _unreadable_parquet(path, error) from error
     return RawTable(columns, np.arange(table.num_rows), [])
+
+
+def _read_shards(paths: list[Path], only: Collection[str] | None) -> RawTable:
+    """The rows of one shard after those of the other."""
+    wanted = list(column_names(paths[0]) if only is None else only)
+    given = only is None or GIVEN_SPLIT in wanted
+    wanted = [name for name in wanted if name != GIVEN_SPLIT]
+    try:
+        tables = [pq.ParquetFile(path, pre_buffer=False).read(columns=wanted, use_threads=False).select(wanted) for path in paths]
+        table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables], promote_options="permissive")
+        table.validate(full=True)
+        _check_names(paths[0].parent, table.schema.names)
+        columns = {name: stored_column(name, table.column(name)) for name in table.schema.names}
+    except _PARQUET_FAULTS as error:
+        raise _unreadable_parquet(paths[0].parent, error) from error
+    splits = shard_splits(paths)
+    if splits and given:
+        said = [pa.array([splits.get(path)] * table.num_rows, pa.string()) for path, table in zip(paths, tables, strict=True)]
+        columns[GIVEN_SPLIT] = stored_column(GIVEN_SPLIT, pa.chunked_array(said))
+    return RawTable(columns, np.arange(table.num_rows), [])
+
+
+def _read_jsonl(path: Path, only: Collection[str] | None) -> RawTable:
+    records = list(json_records(path))
+    rows = [record for record in records if record is not None]
+    names = [name for name in column_names(path) if only is None or name in only]
+    columns = {name: stored_column(name, _cells_of([row.get(name) for row in rows])) for name in names}
+    numbers = [number for number, record in enumerate(records) if record is not None]
+    malformed = [(number, "the line is not a JSON object") for number, record in enumerate(records) if record is None]
+    return RawTable(columns, np.array(numbers, np.int64), malformed)
+
+
+def _cells_of(cells: list[Any]) -> pa.ChunkedArray:
+    """Cells of one type as they are, others as text."""
+    try:
+        return pa.chunked_array([pa.array(cells)])
+    except pa.ArrowException:
+        return pa.chunked_array([pa.array([None if cell is None else str(cell) for cell in cells], pa.string())])
 
 
 def _unreadable_parquet(path: Path, error: Exception) -> DataError:

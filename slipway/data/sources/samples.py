@@ -1,7 +1,7 @@
 """One raw sample as it lies in the data set, and how its file is read.
 
 What is wrong with a single sample travels with it as a fault; a folder that cannot be listed is a DataError.
-Hidden files are no samples.
+Hidden files are no samples, and neither is the folder `__MACOSX` that macOS adds to archives.
 """
 
 import os
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.system.errors import DataError
+
+GIVEN_SPLIT = "slipway_split"  # as data.split_column: the names of folders or shards give the split
+_MACOS = "__MACOSX"
 
 
 class Fault(NamedTuple):
@@ -55,10 +58,11 @@ def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, .
 
 
 def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name, without hidden files."""
+    """The entries of a folder by name, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+            visible = (entry for entry in entries if not entry.name.startswith(".") and entry.name != _MACOS)
+            return sorted(visible, key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(f"the folder {str(folder)!r} cannot be listed: {error.strerror}. Give this user the right to read it.") from error
 

@@ -1,17 +1,50 @@
-"""Where the raw samples are: a folder of class folders, a Parquet file or a CSV; one record for all three.
+"""The raw samples of folders, Parquet files, CSVs and metadata.jsonl, as one kind of record.
 
-A folder with one table at its top is read as that table, and its images are what the table names.
-What is wrong with the whole (no such path, no such column) is a DataError.
+A folder with one table at its top, or several Parquet shards of one schema, is read as that table, and its images are what the table
+names. Errors that concern the whole (no such path, no such column) are a DataError.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipway.config.sections import DataParams
 from slipway.data.sources.folders import read_folder, walk_files
-from slipway.data.sources.image_tables import TABLES, count_rows, read_rows
-from slipway.data.sources.samples import RawSample, loaded, visible_entries
+from slipway.data.sources.given_splits import split_folders
+from slipway.data.sources.image_tables import TablePart, count_rows, is_metadata, is_table_file, read_rows
+from slipway.data.sources.samples import GIVEN_SPLIT, RawSample, loaded, visible_entries
+from slipway.data.sources.shards import check_shard_splits, check_shards, is_parquet, named_split, shard_splits, table_files
+from slipway.data.store.packed import SPLITS
 from slipway.system.errors import DataError
+
+_MAX_SHOWN = 3
+
+
+class Layout(NamedTuple):
+    """How a data set lies on the disk, and the split that comes with it."""
+
+    root: Path
+    tables: tuple[TablePart, ...] = ()  # in the order of their rows; none for class folders
+    folders: Mapping[str, str] = {}  # the split of each split folder at the top
+    given: Mapping[str, list[str]] = {}  # the folders or shards of each split; empty if the data gives none
+    note: str = ""  # for the user: how names that could be splits were read
+
+    def described(self, rows: pa.Table) -> str:
+        """The lines for the console: which folders or files became which split, with how many of `rows.ROWS`."""
+        if not self.given:
+            return f"{self.note}\n" if self.note else ""
+        counts = {split: int(pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0) for split in self.given}
+        said = ", ".join(f"{_shown(names)} -> {split} ({counts[split]} rows)" for split, names in self.given.items())
+        cut = [split for split in SPLITS if split not in self.given]
+        rest = f"; `split` cuts {' and '.join(cut)} from train" if cut else ""
+        return f"given split: {said}{rest}. To let Slipway split, set data.split_folders to pool\n"
+
+
+def _shown(names: list[str]) -> str:
+    return " + ".join(names[:_MAX_SHOWN]) + (f" + {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
 
 
 def read_samples(data: DataParams, wanted: Collection[str] | None = None, read_files: bool = True) -> Iterator[RawSample]:
@@ -25,27 +58,78 @@ def read_samples(data: DataParams, wanted: Collection[str] | None = None, read_f
 
 
 def _samples(data: DataParams, wanted: Collection[str] | None) -> Iterator[RawSample]:
-    root = _existing(data)
+    layout = find_layout(data)
     sources = None if wanted is None else frozenset(wanted)
-    if root.is_dir():
+    if not layout.tables:
         _check_folder_has_no_columns(data)
-        return read_folder(root, sources, data.label_map, Path(data.digests) if data.digests else None)
+        return read_folder(layout.root, sources, data, layout.folders)
     rows = None if sources is None else frozenset(int(source.partition(":")[0]) for source in sources)
-    return read_rows(root, data, rows)
+    return read_rows(layout.tables, data, rows)
 
 
 def count_samples(data: DataParams) -> int | None:
     """How many samples there are, for a progress bar; None where counting means reading (CSV)."""
-    root = _existing(data)
-    if root.is_dir():
-        return sum(1 for _ in walk_files(root))
-    return count_rows(root)
+    layout = find_layout(data)
+    return count_rows(layout.tables) if layout.tables else sum(1 for _ in walk_files(layout.root))
+
+
+def with_given_split(data: DataParams) -> tuple[DataParams, Layout]:
+    """`data` with the given split as its split column, unless there is none or the user names a column; and the layout."""
+    layout = find_layout(data)
+    return data.model_copy(update={"split_column": GIVEN_SPLIT}) if layout.given else data, layout
+
+
+def find_layout(data: DataParams) -> Layout:
+    """The layout of `data.path`; DataError if it cannot be read as any."""
+    root = existing_path(data, "a folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these")
+    if not root.is_dir():
+        _check_ending(root, data)
+        return Layout(root, (TablePart(root),))
+    table = table_in(root)
+    layout = _class_folders(root, data) if table is None else _tables(root, table, data)
+    is_ignored = data.split_folders != "auto" or data.split_column not in (None, GIVEN_SPLIT)
+    return layout._replace(given={}) if is_ignored else layout
+
+
+def _class_folders(root: Path, data: DataParams) -> Layout:
+    folders, note = split_folders(root, data)
+    parts = [
+        TablePart(path, f"{name}/", split)
+        for name, split in sorted(folders.items())
+        if (table := table_in(root / name)) is not None
+        for path in table_files(table)
+    ]
+    if not parts and data.task == "image_regression":
+        raise DataError(
+            f"data.path {data.path!r} is a folder, whose sub-folders are classes, but data.task is 'image_regression'. "
+            "Point data.path at a .csv or .parquet file with a column of numbers, or at the one folder that holds it."
+        )
+    given = {split: [f"{name}/" for name, said in folders.items() if said == split] for split in SPLITS}
+    return Layout(root, tuple(parts), folders, {split: names for split, names in given.items() if names}, note)
+
+
+def _tables(root: Path, table: Path, data: DataParams) -> Layout:
+    paths = table_files(table)
+    splits = shard_splits(paths)
+    if splits and data.split_folders == "auto":
+        check_shard_splits(paths, splits)
+    folders = _folders_of_images(root) if is_metadata(table) else {}
+    parts = tuple(TablePart(path, split=splits.get(path), folders=folders) for path in paths)
+    said = {path.name: split for path, split in splits.items()} or {f"{name}/": split for name, split in folders.items()}
+    given = {split: [name for name, other in said.items() if other == split] for split in SPLITS}
+    return Layout(root, parts, given={split: names for split, names in given.items() if names})
+
+
+def _folders_of_images(root: Path) -> dict[str, str]:
+    """The split of each folder beside a metadata file that names one, if at least two splits are named."""
+    folders = {entry.name: split for entry in visible_entries(root) if entry.is_dir() and (split := named_split(entry.name))}
+    return folders if len(set(folders.values())) > 1 else {}
 
 
 def _check_folder_has_no_columns(data: DataParams) -> None:
-    """A column that is asked for and that nothing can be read from would be without effect."""
+    """DataError for columns that the params name: class folders have none, so they would be without effect."""
     keys = ("group_column", "time_column", "weight_column", "split_column")
-    asked = [f"data.{key} is {getattr(data, key)!r}" for key in keys if getattr(data, key) is not None]
+    asked = [f"data.{key} is {name!r}" for key in keys if (name := getattr(data, key)) not in (None, GIVEN_SPLIT)]
     if asked:
         raise DataError(
             f"data.path {data.path!r} is a folder of class folders, which has no columns, but {', '.join(asked)}. "
@@ -53,23 +137,11 @@ def _check_folder_has_no_columns(data: DataParams) -> None:
         )
 
 
-def _existing(data: DataParams) -> Path:
-    root = existing_path(data, "a folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz of these")
-    if root.is_dir():
-        table = table_in(root)
-        if table is not None:
-            return table
-        if data.task == "image_regression":
-            raise DataError(
-                f"data.path {data.path!r} is a folder, whose sub-folders are classes, but data.task is 'image_regression'. "
-                "Point data.path at a .csv or .parquet file with a column of numbers, or at the one folder that holds it."
-            )
-        return root
-    if root.suffix.lower() not in TABLES:
+def _check_ending(root: Path, data: DataParams) -> None:
+    if not is_table_file(root.name):
         raise DataError(
             f"data.path {data.path!r} ends in {root.suffix!r}, expected a folder, a .csv or .parquet file, or a .zip, .tar or .tar.gz."
         )
-    return root
 
 
 def existing_path(data: DataParams, expected: str) -> Path:
@@ -86,11 +158,18 @@ def existing_path(data: DataParams, expected: str) -> Path:
 
 
 def table_in(folder: Path) -> Path | None:
-    """The table at the top of a folder, if there is one: then DVC watches the images that it names, too."""
-    tables = [Path(entry.path) for entry in visible_entries(folder) if entry.is_file() and Path(entry.name).suffix.lower() in TABLES]
-    if len(tables) > 1:
-        names = ", ".join(table.name for table in tables)
-        raise DataError(
-            f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one. Point data.path at the one that is meant."
-        )
-    return tables[0] if tables else None
+    """The table at the top of a folder, if there is one; the folder itself if it holds several Parquet shards of one schema.
+
+    DVC watches the images that a table names if they lie in the same folder.
+    """
+    tables = [Path(entry.path) for entry in visible_entries(folder) if entry.is_file() and is_table_file(entry.name)]
+    if len(tables) < 2:
+        return tables[0] if tables else None
+    if all(is_parquet(table) for table in tables):
+        check_shards(tables)
+        return folder
+    names = ", ".join(table.name for table in tables)
+    raise DataError(
+        f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one, or Parquet shards of one schema. "
+        "Point data.path at the one that is meant."
+    )

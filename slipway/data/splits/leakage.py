@@ -79,8 +79,8 @@ def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
     ]
     lines += [f"  time order of {pair}: {_describe(pair, order)}" for pair, order in leaks.time.items() if order.rows_not_later]
     remedy = (
-        "Move these rows, set data.split_column to null so that Slipway splits, or set split.on_leak to report: the leaked rows are then "
-        "marked, and metrics come with and without them."
+        "Move these rows, let Slipway split (data.split_column null, or data.split_folders pool), "
+        "or set split.on_leak to report: the leaked rows are then marked, and metrics come with and without them."
         if is_own_split
         else "Run `dvc repro --force clean split`."
     )

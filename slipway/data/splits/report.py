@@ -16,6 +16,7 @@ def report(split: Split, seed: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "way": split.way,
+        "cut_from_train": list(split.cut),
         "splits": {name: _describe(split.rows, name, classes) for name in SPLITS},
         "shares": None if split.shares is None else dict(zip(SPLITS, split.shares, strict=True)),
         "largest_deviation": _largest_deviation(split, classes),
@@ -30,10 +31,13 @@ def report(split: Split, seed: int) -> dict[str, Any]:
 def summary(report: dict[str, Any]) -> str:
     """The report in a few lines for the console."""
     lines = [", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items()) + f" ({report['way']})"]
+    if report["cut_from_train"]:
+        lines.append(f"{' and '.join(report['cut_from_train'])} is cut from train, since the given split has none")
     if report["purged"]:
         lines.append(f"purged {report['purged']} rows whose group or near duplicates reach a later split, see data/split/purged.parquet")
     if report["leaks"]["rows"]:
         lines.append(f"leaked {report['leaks']['rows']} rows of val and test, marked; evaluate also measures without them")
+    lines += [f"suspected leak: {copy['finding']}" for copy in report.get("target_copies", [])]
     lines += [f"{name} lacks the classes {', '.join(found)}" for name, found in report["classes_missing"].items()]
     return "\n".join(lines)
 

@@ -1,7 +1,8 @@
 """Splitting: train, val and test as a pure function of the content and the seed, never of the order of rows, names or machines.
 
 One of three ways: the user's own split (rows have `given_split`), by time (rows have `time`), else by a hash of each unit's key.
-docs/split.md has the laws. A split that is empty, or a class that it lacks, is refused.
+docs/split.md has the laws. A split that is empty, or a class that it lacks, is refused. If the user's own split has no val or no test,
+it is cut from train.
 """
 
 import math
@@ -24,6 +25,7 @@ from slipway.system.errors import DataError
 Way = Literal["given", "time", "stable", "exact"]
 _TEST = SPLITS.index("test")
 _MAX_SHOWN = 5
+_OTHER_SPLIT = "To let Slipway split, set data.split_column to null, or data.split_folders to pool where folders or shards give the split."
 
 
 @dataclass(frozen=True)
@@ -36,21 +38,32 @@ class Split:
     leaks: Leaks
     shares: tuple[float, float, float] | None  # asked for; None where the user's own split or fixed times decide
     unit_sizes: Int  # rows of each unit
+    cut: tuple[str, ...] = ()  # the splits that the user's own split lacks, cut from train
+
+    @property
+    def has_classes(self) -> bool:
+        """False for a numeric target."""
+        return bool(self.rows["label"].null_count == 0)
 
 
 def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
     """Split `rows.ROWS`; DataError if a split, or a class in one, would be empty, or if there is a leak that `on_leak` does not allow."""
     rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
     units, way = find_units(rows, seed), _way(rows, params)
+    if way == "given" and params.folds:
+        raise DataError(
+            f"split.folds is {params.folds}, but the given split already says which rows are val. {_OTHER_SPLIT} Or set split.folds to 0."
+        )
     parts, folds = _parts(rows, units, way, params, seed)
     reaches = latest_parts(units, parts) if way == "time" else parts
     purged = parts < reaches
     table = _with_columns(rows, {"split": _names(parts), "fold": folds}).filter(pa.array(~purged))
     leaks = find_leaks(table)
     table = _with_columns(table, {"leaked": pa.array(leaks.rows)}).cast(SPLIT_ROWS)
-    split = Split(way, table, _purged(rows, parts, reaches), leaks, _shares(way, params), units.sizes)
+    cut = tuple(SPLITS[part] for part in _missing_parts(rows)) if way == "given" else ()
+    split = Split(way, table, _purged(rows, parts, reaches), leaks, _shares(way, params), units.sizes, cut)
     check_complete(split)
-    if way != "given" or params.on_leak == "fail":
+    if way != "given" or params.on_leak == "fail":  # auto: only what the user gave may leak
         check_leaks(leaks, is_own_split=way == "given")
     return split
 
@@ -111,7 +124,7 @@ def _parts(rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: in
     """(N,) the index of each row's split, and its fold."""
     no_folds = pa.nulls(rows.num_rows, pa.int32())
     if way == "given":
-        return _given(rows), no_folds
+        return _with_cuts(rows, units, params, seed), no_folds
     if way == "time":
         return assign_by_time(rows, params), no_folds
     parts = _assign(rows, units, way, (params.train, params.val, params.test), seed, "split")
@@ -138,10 +151,29 @@ def _given(rows: pa.Table) -> Int:
         lines = [f"  {row['source']}: {row['given_split']!r}" for row in wrong.slice(0, _MAX_SHOWN).to_pylist()]
         raise DataError(
             f"{wrong.num_rows} of {rows.num_rows} rows have no split of your own in data.split_column, expected train, val or test "
-            "in every row:\n" + "\n".join(lines) + "\nFill them in, or set data.split_column to null so that Slipway splits."
+            "in every row:\n" + "\n".join(lines) + f"\nFill them in. {_OTHER_SPLIT}"
         )
     found: Int = parts.to_numpy(zero_copy_only=False).astype(np.int64)
     return found
+
+
+def _missing_parts(rows: pa.Table) -> list[int]:
+    """The splits without rows that are cut from train: val, or test, if the other one is given."""
+    given = _given(rows)
+    missing = [part for part in range(1, len(SPLITS)) if not (given == part).any()]
+    return missing if len(missing) == 1 and (given == 0).any() else []
+
+
+def _with_cuts(rows: pa.Table, units: Units, params: SplitParams, seed: int) -> Int:
+    """(N,) the given split of each row; a split that is missing is cut from the rows of train, in its share of them."""
+    parts = _given(rows)
+    for missing in _missing_parts(rows):
+        learnt = parts == 0
+        share = params.val if missing != _TEST else params.test
+        shares = [params.train / (params.train + share), share / (params.train + share)]
+        cut = _assign(rows.filter(pa.array(learnt)), units.select(learnt), params.assignment, shares, seed, "split")
+        parts[learnt] = np.minimum(cut, 1) * missing
+    return parts
 
 
 def _names(parts: Int) -> pa.Array:
@@ -171,7 +203,7 @@ def _shares(way: Way, params: SplitParams) -> tuple[float, float, float] | None:
 
 def _remedy(split: Split) -> str:
     if split.way == "given":
-        return "Change your own split (data.split_column), or set it to null so that Slipway splits."
+        return f"Change the given split. {_OTHER_SPLIT}"
     if split.way == "time":
         return "Move split.time_cuts or the shares, use finer groups (a group that reaches a later split leaves the earlier), or add data."
     assert split.shares is not None

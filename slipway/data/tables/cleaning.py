@@ -21,7 +21,7 @@ from slipway.data.rules.outliers import robust_deviations
 from slipway.data.rules.report import ColumnSummary
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.tables.cells import BAD, DIGEST_BYTES, GOOD, TypedColumn, hex_strings, is_missing, row_digests, shown_cell, typed_column
-from slipway.data.tables.column_rules import dropped_columns
+from slipway.data.tables.column_rules import judge_columns
 from slipway.data.tables.column_types import ColumnGuess, column_type, column_types, columns_yaml
 from slipway.data.tables.duplicate_rows import judge_twins, refuse_duplicates
 from slipway.data.tables.files import CELL_TYPES, ID_COLUMN, cell_schema
@@ -41,6 +41,7 @@ class CleanedTable:
     cleaned: Cleaned
     cells: pa.Table  # ID_COLUMN and the inputs: float64 (dates: days since 1970 UTC), bool or string, null where missing
     types: list[ColumnType]  # of the inputs
+    ignored: list[str]  # every other column but the target
     ledger: Ledger
     columns: list[ColumnSummary]
     columns_yaml: str
@@ -71,20 +72,22 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     _refuse_all_missing(inputs, clean, ledger)
     _find_outliers(inputs, annotations, raw.columns[data.target_column], clean, ledger)
     insisted = frozenset(name for name, said in data.columns.items() if said.kind != "ignore")
-    dropped, noted = dropped_columns([column.typed for column in inputs], annotations, ledger.alive, clean.rules, insisted)
-    ignored = {guess.name: guess.reason for guess in guesses if guess.kind == "ignore"}
+    verdicts = judge_columns([column.typed for column in inputs], annotations, ledger.alive, clean.rules, insisted)
+    ignored = {guess.name: guess.reason for guess in guesses if guess.kind == "ignore"} | verdicts.leaking
+    dropped = ignored | verdicts.dropped
     kept = [column for column in inputs if column.type.name not in dropped]
     if not kept:
-        raise DataError(_no_inputs(ignored | dropped))
+        raise DataError(_no_inputs(dropped))
     order, rows = _compare(raw, data, clean, kept, annotations, ledger)
     return CleanedTable(
         cleaned=Cleaned(rows, ledger.quarantine(raw.malformed), raw.num_read),
         cells=_cells(kept, order, rows),
         types=[column.type for column in kept],
+        ignored=[name for name in raw.columns if name not in {data.target_column, *(column.type.name for column in kept)}],
         ledger=ledger,
-        columns=_summaries(raw, guesses, inputs, ignored | dropped, noted),
+        columns=_summaries(raw, guesses, inputs, dropped, verdicts.noted),
         columns_yaml=columns_yaml(
-            [column_type(guess, data.columns.get(guess.name)) for guess in guesses if guess.kind != "ignore"], ignored
+            [column_type(guess, data.columns.get(guess.name)) for guess in guesses if guess.name not in ignored], ignored
         ),
     )
 
@@ -97,27 +100,32 @@ def input_names(raw: RawTable, data: DataParams) -> list[str]:
 
 def check_columns(raw: RawTable, data: DataParams) -> None:
     """DataError naming every column of the params that the table lacks or that cannot be what they say."""
-    keys = {f"data.{key}": getattr(data, key) for key in ("target_column", "group_column", "time_column", "weight_column", "split_column")}
-    named = {key: name for key, name in keys.items() if name is not None}
-    problems = [f"  {key} is {name!r}, {_hint(name, raw)}" for key, name in named.items() if name not in raw.columns]
-    problems += [f"  data.columns names {name!r}, {_hint(name, raw)}" for name in data.columns if name not in raw.columns]
-    twice = {name: [key for key, other in named.items() if other == name] for name in named.values()}
-    problems += [f"  {' and '.join(uses)} are both {name!r}, expected different columns" for name, uses in twice.items() if len(uses) > 1]
-    special = [name for name in named.values() if name in data.columns]
-    problems += [f"  data.columns names {name!r}, which is no input but {twice[name][0]}" for name in dict.fromkeys(special)]
-    if ID_COLUMN in raw.columns:
-        problems.append(f"  the name {ID_COLUMN!r} is Slipway's own; rename that column")
-    if problems and len(raw.columns) == 1:
-        problems.append("  There is one column only: in a CSV the header's names are separated by commas, semicolons or tabs.")
-    if problems:
-        raise DataError(f"{data.path!r} has the columns {', '.join(raw.columns) or 'none'}.\n" + "\n".join(problems))
+    check_column_names(list(raw.columns), data)
     if not raw.num_read:
         raise DataError(f"{data.path!r} has a header and no rows. Add rows.")
 
 
-def _hint(name: str, raw: RawTable) -> str:
-    same = [column for column in raw.columns if column.lower() == name.strip().lower()]
-    close = same or get_close_matches(name, list(raw.columns), n=1, cutoff=0.5)
+def check_column_names(present: Sequence[str], data: DataParams) -> None:
+    """DataError naming every column of the params that is not `present` or cannot be what they say."""
+    keys = {f"data.{key}": getattr(data, key) for key in ("target_column", "group_column", "time_column", "weight_column", "split_column")}
+    named = {key: name for key, name in keys.items() if name is not None}
+    problems = [f"  {key} is {name!r}, {_hint(name, present)}" for key, name in named.items() if name not in present]
+    problems += [f"  data.columns names {name!r}, {_hint(name, present)}" for name in data.columns if name not in present]
+    twice = {name: [key for key, other in named.items() if other == name] for name in named.values()}
+    problems += [f"  {' and '.join(uses)} are both {name!r}, expected different columns" for name, uses in twice.items() if len(uses) > 1]
+    special = [name for name in named.values() if name in data.columns]
+    problems += [f"  data.columns names {name!r}, which is no input but {twice[name][0]}" for name in dict.fromkeys(special)]
+    if ID_COLUMN in present:
+        problems.append(f"  the name {ID_COLUMN!r} is Slipway's own; rename that column")
+    if problems and len(present) == 1:
+        problems.append("  There is one column only: in a CSV the header's names are separated by commas, semicolons or tabs.")
+    if problems:
+        raise DataError(f"{data.path!r} has the columns {', '.join(present) or 'none'}.\n" + "\n".join(problems))
+
+
+def _hint(name: str, present: Sequence[str]) -> str:
+    same = [column for column in present if column.lower() == name.strip().lower()]
+    close = same or get_close_matches(name, present, n=1, cutoff=0.5)
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 
@@ -198,11 +206,11 @@ def _compare(
 ) -> tuple[NDArray[np.int64], pa.Table]:
     """What is left when the rows have been compared with each other, by id: their positions, and `rows.ROWS`."""
     alive = np.flatnonzero(ledger.alive)
-    found, num_bytes = row_digests(identified_columns(raw, data), alive)
+    found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
     for part in parts_of(len(alive)):
         digests[alive[part]] = found[part]
-    refuse_duplicates(found, alive, ledger)
+    refuse_duplicates(found, alive, ledger, annotations.given_splits)
     clusters = judge_twins([column.keys for column in inputs], annotations, digests, clean.rules, ledger)
     left = np.flatnonzero(ledger.alive)
     words = taken(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits

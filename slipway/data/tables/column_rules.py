@@ -5,6 +5,7 @@ A copy of the target is leakage: the network would answer what it was told. It i
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,15 +84,37 @@ def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
         return bool(np.abs(other - slope * one).max() < _EXACT)
 
 
-def dropped_columns(
-    columns: Sequence[TypedColumn], annotations: Annotations, alive: NDArray[np.bool_], rules: RuleParams, insisted: frozenset[str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """(dropped, noted): names and reasons of the columns that are no inputs, and of those that are, but suspicious."""
-    leaking = leaking_columns(columns, annotations, alive)
-    dropped = {name: reason for name, reason in leaking.items() if name not in insisted}
-    noted = {name: reason for name, reason in leaking.items() if name in insisted}
-    for action, find in ((rules.constant_column, constant_columns), (rules.duplicate_column, duplicate_columns)):
+class ColumnVerdicts(NamedTuple):
+    """Names and reasons of the columns that a rule found something in."""
+
+    leaking: dict[str, str]  # copies of the target, which are no inputs
+    dropped: dict[str, str]  # other columns that are no inputs
+    noted: dict[str, str]  # inputs all the same
+
+
+def judge_columns(
+    columns: Sequence[TypedColumn],
+    annotations: Annotations,
+    alive: NDArray[np.bool_],
+    rules: RuleParams,
+    insisted: frozenset[str],
+) -> ColumnVerdicts:
+    """Find copies of the target, constant columns and copies of another column.
+
+    A copy of the target whose name is in `insisted` stays an input.
+    """
+    found = leaking_columns(columns, annotations, alive)
+    leaking = {name: reason for name, reason in found.items() if name not in insisted}
+    included = "an input all the same: data.columns names its kind"
+    noted = {name: f"{reason}; {included}" for name, reason in found.items() if name in insisted}
+    dropped: dict[str, str] = {}
+    for action, find in (
+        (rules.constant_column, constant_columns),
+        (rules.duplicate_column, duplicate_columns),
+    ):
         if action != "off":
-            left = [column for column in columns if column.raw.name not in dropped]
-            (dropped if action == "refuse" else noted).update(find(left, alive))
-    return dropped, noted
+            left = [column for column in columns if column.raw.name not in leaking | dropped]
+            judged = find(left, alive)
+            # The first note stays: that a column leaks matters more than that it is a copy.
+            dropped, noted = (dropped | judged, noted) if action == "refuse" else (dropped, judged | noted)
+    return ColumnVerdicts(leaking, dropped, noted)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from slipway.config.sections import RuleParams
 from slipway.data.engine.scratch_arrays import order_of, parts_of, uncut
 from slipway.data.engine.scratch_tables import scratch_array
+from slipway.data.rules.rules import IN_ANOTHER_SPLIT
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.targets import Annotations
 
@@ -20,12 +21,16 @@ _MAX_SHOWN = 3
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
 
-def refuse_duplicates(digests: NDArray[np.uint8], rows: NDArray[np.int64], ledger: Ledger) -> None:
-    """Of the `rows` with equal `digests` (len(rows), 32) keep the first."""
+def refuse_duplicates(
+    digests: NDArray[np.uint8], rows: NDArray[np.int64], ledger: Ledger, given_splits: NDArray[np.object_] | None = None
+) -> None:
+    """Of the `rows` with equal `digests` (len(rows), 32) keep the first; `given_splits` (N,) of all rows."""
     for group in _groups(digests.view(np.uint64)[:, 0], lambda index: digests[index].tobytes()):
         first, *others = (int(rows[index]) for index in group)
-        detail = f"the same row as {ledger.source(first)}"
-        ledger.apply("refuse", "exact_duplicate", ((row, detail) for row in others))
+        for row in others:
+            across = given_splits is not None and given_splits[row] != given_splits[first]
+            where = f"{IN_ANOTHER_SPLIT}{given_splits[first]}" if given_splits is not None and across else ""
+            ledger.apply("refuse", "exact_duplicate", [(row, f"the same row as {ledger.source(first)}{where}")])
 
 
 def judge_twins(

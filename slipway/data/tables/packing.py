@@ -3,7 +3,6 @@
 They are encoded by the very function that the service encodes a request with. See `slipway.data.store.packed` for the reader.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +14,21 @@ from slipway.config.sections import PrecomputeParams
 from slipway.data.store.packed import SPLITS, PackedManifest, PackedSplitManifest, write_manifest, write_split
 from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
 from slipway.data.tables.column_fitting import fit_columns
-from slipway.data.tables.files import ID_COLUMN
-from slipway.inputs.columns import ColumnContract, ColumnType, encode
+from slipway.data.tables.files import ID_COLUMN, TableColumns
+from slipway.inputs.columns import ColumnContract, encode
 from slipway.system.contract import Task
 from slipway.system.errors import CellError, DataError, IntegrityError
 
 
-def pack_table(
-    rows: pa.Table, cells: pa.Table, types: Sequence[ColumnType], params: PrecomputeParams, task: Task, root: Path
-) -> ColumnContract:
+def pack_table(rows: pa.Table, cells: pa.Table, columns: TableColumns, params: PrecomputeParams, task: Task, root: Path) -> ColumnContract:
     """Fill the folder `root` with a packed store of `rows` (`rows.SPLIT_ROWS`), whose typed cells are in `cells` under their ids.
 
     Raises IntegrityError if they are not the cells of these rows, and DataError if a column cannot be encoded.
     """
     rows = rows.sort_by("id")
     cells = _cells_of(rows, cells)
-    contract = fit_columns(cells, np.asarray(pc.equal(rows["split"], "train").to_numpy()), types, params)
+    fitted = fit_columns(cells, np.asarray(pc.equal(rows["split"], "train").to_numpy()), columns.inputs, params)
+    contract = fitted.model_copy(update={"ignored": columns.ignored})
     classes = class_names(rows, task)
     targets = targets_of(rows, classes)
     manifests = {}

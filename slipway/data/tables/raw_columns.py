@@ -54,6 +54,12 @@ def read_raw_columns(data: DataParams, names: Sequence[str], ids: Sequence[str],
     return [by_name[name] for name in names]
 
 
+def check_slice_names(data: DataParams, names: Sequence[str]) -> None:
+    """DataError naming every column of `names` that is neither in the data nor may come of a transform."""
+    table = _table_of(data)
+    _refuse_unknown(names, data, column_names(table) if table else [], [])
+
+
 def _table_of(data: DataParams) -> Path | None:
     """The table that there is, or None for a folder of class folders."""
     root = Path(data.path)
@@ -86,7 +92,7 @@ def _raw_columns(
     if not np.isin(numbers, raw.numbers).all():
         raise _changed(data, int((~np.isin(numbers, raw.numbers)).sum()))
     if is_table(data.task):  # an image's id is of its bytes, which are not read here
-        digests, _ = row_digests(identified_columns(raw, data), rows)
+        digests, _ = row_digests(identified_columns(raw), rows)
         others = [row_id for row_id, digest in zip(ids, digests, strict=True) if digest.tobytes().hex()[:ID_DIGITS] != row_id]
         if others:
             raise _changed(data, len(others))

@@ -1,7 +1,7 @@
 """`reports/clean.json` of a table: the same record as of a folder of images, with the columns."""
 
 from slipway.config.sections import CleanParams, DataParams
-from slipway.data.rules.report import CleanReport, RuleCount, class_counts, correction_counts, rule_counts, target_summary
+from slipway.data.rules.report import CleanReport, ColumnSummary, RuleCount, class_counts, correction_counts, rule_counts, target_summary
 from slipway.data.rules.rules import TABLE_RULES, table_not_checked
 from slipway.data.tables.cleaning import CleanedTable
 from slipway.system.contract import is_classification
@@ -29,9 +29,15 @@ def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> C
 
 
 def column_notes(table: CleanedTable, page: str) -> str:
-    """Where the columns' kinds are written down, with a line for each column that is no input."""
-    dropped = [f"  {column.name or repr('')}: {column.note}" for column in table.columns if column.kind == "ignore"]
-    return "\n".join([f"\nthe columns' kinds are in {page}{'; no inputs:' if dropped else ''}", *dropped])
+    """Where the columns' kinds are written down, with a line for each that is no input or that a rule noted."""
+    dropped = [_note(column) for column in table.columns if column.kind == "ignore"]
+    noted = [_note(column) for column in table.columns if column.kind != "ignore" and column.note]
+    lines = [f"\nthe columns' kinds are in {page}{'; no inputs:' if dropped else ''}", *dropped]
+    return "\n".join([*lines, *(["inputs to check:", *noted] if noted else [])])
+
+
+def _note(column: ColumnSummary) -> str:
+    return f"  {column.name or repr('')}: {column.note}"
 
 
 def conflict_hint(table: CleanedTable) -> str:

@@ -25,7 +25,7 @@ JsonRow = dict[str, float | str | bool | None]
 
 
 def find_table(data: DataParams) -> Path:
-    """The one table that `data.path` is, or that lies at the top of it; DataError if there is none."""
+    """The one table that `data.path` is, or that lies at the top of it, the folder itself for shards; DataError if there is none."""
     root = existing_path(data, "a .csv or .parquet file")
     if root.is_dir():
         table = table_in(root)
@@ -37,10 +37,12 @@ def find_table(data: DataParams) -> Path:
     return root
 
 
-def identified_columns(raw: RawTable, data: DataParams) -> list[RawColumn]:
-    """The columns that make a row what it is: all but those that `data.columns` ignores and row indices."""
-    ignored = {name for name, said in data.columns.items() if said.kind == "ignore"} - {data.target_column}
-    return [column for name, column in raw.columns.items() if not is_row_index(name) and name not in ignored]
+def identified_columns(raw: RawTable) -> list[RawColumn]:
+    """The columns that make a row what it is: all but row indices.
+
+    What `data.columns` says does not count: leaving a column out moves no row to another split.
+    """
+    return [column for name, column in raw.columns.items() if not is_row_index(name)]
 
 
 def read_json_rows(data: DataParams, types: Sequence[ColumnType], wanted: Collection[str]) -> Iterator[tuple[str, str, JsonRow]]:
@@ -58,7 +60,7 @@ def read_json_rows(data: DataParams, types: Sequence[ColumnType], wanted: Collec
             f"{len(missing)} columns ({', '.join(missing)}) are gone. Put it back, or run `dvc repro`."
         )
     columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
-    digests, _ = row_digests(identified_columns(raw, data), rows)
+    digests, _ = row_digests(identified_columns(raw), rows)
     for row, digest in zip(rows.tolist(), digests, strict=True):
         cells = {column.name: json_cell(column, typed, row) for column, typed in columns}
         yield str(raw.numbers[row]), digest.tobytes().hex()[:ID_DIGITS], cells

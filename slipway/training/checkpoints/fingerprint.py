@@ -1,6 +1,6 @@
 """What a training depends on, so that nothing is resumed that would not have become the same weights.
 
-The parameters, the packed data, the augmentation plan, the code that DVC knows of, the packages, the precision and the kind of
+The parameters, the packed data, the augmentation plan, the code that train reaches, the packages, the precision and the kind of
 device. Another fingerprint is another training; this says in what it differs. How a training is cut over processes is no part of
 it: a save can be taken up by other processes, see `resuming`.
 """
@@ -10,10 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from slipway.config.sections import TrainParams
 from slipway.system import files
+from slipway.system.code_digest import stage_files
 from slipway.system.contract import Contract
 from slipway.training.distributed.strategies import Placement
 
@@ -42,7 +41,7 @@ class Fingerprint(Contract):
     train: dict[str, Any]  # the train section of params.yaml, but for HOW_IT_RUNS
     placement: dict[str, Any]
     data: dict[str, str]  # hex SHA-256 by path
-    code: dict[str, str]  # hex SHA-256 by path
+    code: dict[str, str]  # hex digest by path, without comments: of the files as they are, never of code.yaml
     versions: dict[str, str]
 
     @property
@@ -77,18 +76,9 @@ def take_fingerprint(
         placement={"precision": placement.precision, "accelerator": placement.accelerator},
         data={path.as_posix(): files.sha256_file(path) for path in data}
         | ({"pretrained": files.sha256_file(pretrained)} if pretrained else {}),
-        code={name: files.sha256_file(root / name) for name in code_of_stage(root / "dvc.yaml", "train") if (root / name).is_file()},
+        code=stage_files(root, "train"),
         versions={name: version(name) for name in _PACKAGES},
     )
-
-
-def code_of_stage(dvc_yaml: Path, stage: str) -> list[str]:
-    """The Python files among a stage's `deps`; none where there is no such pipeline."""
-    if not dvc_yaml.is_file():
-        return []
-    pipeline = yaml.safe_load(dvc_yaml.read_bytes())
-    deps = pipeline.get("stages", {}).get(stage, {}).get("deps", [])
-    return sorted(name for name in deps if isinstance(name, str) and name.endswith(".py"))
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

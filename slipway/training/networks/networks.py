@@ -72,13 +72,15 @@ class Stretch(Contract):
     strategy: str
     world_size: int
     per_device: int  # rows of a batch
+    threads: int | None = None  # of each process on a CPU; null on a GPU, and where a save of an earlier version does not say
 
     def is_cut_as(self, other: "Stretch") -> bool:
         """Whether nothing but the first step differs."""
         return self.model_copy(update={"first_step": other.first_step}) == other
 
     def __str__(self) -> str:
-        return f"{self.strategy} on {self.world_size} process{'es' * (self.world_size > 1)} with {self.per_device} rows a batch"
+        threads = f" and {self.threads} thread{'s' * (self.threads > 1)} each" if self.threads else ""
+        return f"{self.strategy} on {self.world_size} process{'es' * (self.world_size > 1)} with {self.per_device} rows a batch{threads}"
 
 
 class ModelCard(Contract):

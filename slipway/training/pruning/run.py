@@ -13,7 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
-from slipway.config.sections import EvaluateParams, PruneParams, TrainParams
+from slipway.config.sections import MeasuringParams, PruneParams, TrainParams
 from slipway.data.augmentation.plan import open_augmented
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
@@ -96,7 +96,7 @@ class Pruning:
         return f"{told}\n{text_table(columns, rows, '  ')}"
 
 
-def prune(seed: int, train: TrainParams, prune: PruneParams, evaluate: EvaluateParams, paths: PrunePaths) -> Pruning:
+def prune(seed: int, train: TrainParams, prune: PruneParams, evaluate: MeasuringParams, paths: PrunePaths) -> Pruning:
     """Prune the checkpoint as `prune` asks.
 
     ParamsError where nothing can be pruned so; UnavailableError, TrainingError as for a training.

@@ -125,6 +125,7 @@ def silence_chatter() -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # misses CUDA where there is none
     for text in (
         ".*does not have many workers.*",
+        ".*your dataloader is not resumable.*",  # it has no state: order and augmentation follow from (seed, epoch, id)
         ".*`srun` command is available.*",  # Lightning looks for itself, even where it was told who started the processes
         ".*The number of training batches .* is smaller than the logging interval.*",
         ".*all_gather_into_tensor.*",

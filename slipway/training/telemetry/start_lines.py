@@ -26,8 +26,11 @@ def print_start(job: Job, num_parameters: int, notes: list[str], resumed: Save |
         print(f"note      {note}")
     if resumed:
         print(f"resumed   {in_words(resumed.position)}", flush=True)
-        if not resumed.stretches[-1].is_cut_as(job.stretch):
-            print(f"note      saved by {resumed.stretches[-1]}, resumed by {job.stretch}: the same rows in each step, but other last bits")
+        saved, now, own = resumed.stretches[-1], job.stretch(resumed), job.stretch()
+        if not saved.is_cut_as(now):
+            print(f"note      saved by {saved}, resumed by {now}: the same rows in each step, but other last bits")
+        elif now.threads != own.threads:
+            print(f"note      runs with {now.threads} threads each as before, for the same bits; a new training takes {own.threads}")
 
 
 def without_effect(params: TrainParams, classes: list[str]) -> list[str]:

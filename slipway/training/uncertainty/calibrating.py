@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from slipway.artifacts.uncertainty import Answers, Calibration, Conformal, Outlier
-from slipway.config.sections import EvaluateParams
+from slipway.config.sections import MeasuringParams
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.metrics.uncertainty_fitting import fit_temperature, softmax, with_thresholds
@@ -42,7 +42,7 @@ class FittedCalibration:
 class Calibrator:
     """Fits and applies the calibration of one network, on one device."""
 
-    def __init__(self, network: Network, params: EvaluateParams, seed: int, device: str) -> None:
+    def __init__(self, network: Network, params: MeasuringParams, seed: int, device: str) -> None:
         example = torch.from_numpy(np.zeros((1, *network.spec.input.shape), network.spec.input.dtype))
         self._layer = telling_layer(network.eval().cpu(), example)
         self._network, self._params, self._seed, self._device = network, params, seed, device

@@ -18,12 +18,14 @@ from slipway.data.augmentation.plan import open_augmented
 from slipway.data.splits.audit_folds import AUDITED, audit_folds
 from slipway.data.store.packed import PackedSplit, open_split, read_manifest
 from slipway.system import files
+from slipway.system.code_digest import stage_digest
 from slipway.system.errors import SchemaError
 from slipway.training.augmentation.offline_copies import original_rows
 from slipway.training.batches.row_selection import select
-from slipway.training.checkpoints.fingerprint import code_of_stage, take_fingerprint
+from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.strategies import Placement, place, requested_setup
-from slipway.training.job import TrainingData, drawn_network, network_spec
+from slipway.training.job import TrainingData, network_spec
+from slipway.training.networks.drawing import drawn_network
 from slipway.training.networks.networks import Network, TrainingSetup
 from slipway.training.networks.pretrained import pretrained_file
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
@@ -107,7 +109,7 @@ def plan_folds(seed: int, train: TrainParams, audit: AuditParams, rows: pa.Table
     folds = audit_folds(rows, audit.folds, seed)
     depends_on = {
         "training": take_fingerprint(seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained_file(params)).digest,
-        "code": {name: files.sha256_file(paths.root / name) for name in code_of_stage(paths.root / "dvc.yaml", "audit")},
+        "code": stage_digest(paths.root, "audit"),
         "folds": files.sha256_bytes(folds.tobytes()),
     }
     data = TrainingData(manifest, [learnt, copies] if copies else [learnt], val, plan)

@@ -46,7 +46,7 @@ def test_what_fits_into_a_chunk_stays_in_this_process() -> None:
     assert set(run(process_of, 200, 2)) == {os.getpid()}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_smaller_chunks_send_even_a_few_slow_items_to_the_workers() -> None:
     assert os.getpid() not in set(ordered_map(process_of, range(64), 2, lambda _: 1, chunk_items=4))
     assert set(ordered_map(process_of, range(64), 2, lambda _: 1)) == {os.getpid()}
@@ -56,25 +56,25 @@ def test_there_is_at_least_one_core() -> None:
     assert 1 <= num_cores() <= (os.cpu_count() or 1)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_results_come_in_order_from_several_processes() -> None:
     assert run(square, 2000, 2) == [number * number for number in range(2000)]
     assert os.getpid() not in run(process_of, 600, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_an_error_in_a_worker_is_raised_here() -> None:
     with pytest.raises(DataError, match="500 is refused"):
         run(refuse_500, 2000, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     with pytest.raises(UnavailableError, match="was killed, most likely for lack of memory"):
         run(kill_itself, 600, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_only_a_few_chunks_are_read_ahead() -> None:
     taken = 0
 
@@ -109,7 +109,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see processes")
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script, seen = tmp_path / "sleeper.py", tmp_path / "seen"

@@ -51,7 +51,7 @@ def digests(root: Path) -> dict[str, str]:
 
 
 @with_ray
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find Ray's workers")
 def test_a_packing_on_ray_is_the_same_though_a_worker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "slow_transform.py").write_text(TRANSFORM)
@@ -67,7 +67,7 @@ def test_a_packing_on_ray_is_the_same_though_a_worker_is_killed(tmp_path: Path) 
 
 
 @with_ray
-@pytest.mark.slow
+@pytest.mark.process
 def test_results_come_in_order_and_faults_come_through(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     assert run_python(tmp_path, "mapping.py", "600") == "True"
@@ -83,7 +83,7 @@ sys.stdin.read()
 
 
 @with_ray
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     (tmp_path / "path").mkdir()
@@ -112,7 +112,7 @@ def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> N
 
 
 @with_ray
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     answer = run_python(tmp_path, "mapping.py", "10", RAY_ADDRESS="127.0.0.1:1")

@@ -47,6 +47,7 @@ def test_rows_with_large_cells_are_written_before_they_are_many(tmp_path: Path, 
     assert table["name"].num_chunks == 4  # of three rows, three, three and one
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see what is open")
 def test_however_many_arrays_there_are_no_file_stays_open_and_each_goes_with_its_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +112,7 @@ print((held() - before) / 2_000_000)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see memory")
 def test_what_is_stored_holds_next_to_no_memory(tmp_path: Path, root: Path) -> None:
     def bytes_a_row(kind: str) -> float:

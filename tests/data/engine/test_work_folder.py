@@ -45,7 +45,7 @@ def test_work_of_another_key_is_removed(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "new"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_second_process_is_kept_out_and_removes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

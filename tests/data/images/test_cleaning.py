@@ -130,7 +130,7 @@ def test_the_order_of_files_does_not_matter() -> None:
         assert found.quarantine.equals(expected.quarantine)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_number_of_workers_does_not_matter() -> None:
     samples = [sample(str(index), picture(index) if index % 9 else b"x", "cat") for index in range(700)]
     expected = clean(*samples)

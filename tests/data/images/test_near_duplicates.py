@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from slipway.data.images.near_duplicates import MIN_CORRELATION, Twins, clusters, find_twins, hashes
+from slipway.data.images.near_duplicates import MIN_CORRELATION, Twins, alike_as_they_are, clusters, find_twins, hashes
 from slipway.data.images.quality import measure
 
 BITS = 8
@@ -58,6 +58,7 @@ def _originals() -> NDArray[np.uint8]:
     return np.stack([thumbnail(photograph(seed)) for seed in SEEDS])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", PLANTED)
 def test_planted_copies_are_found_and_nothing_else(kind: str, originals: NDArray[np.uint8]) -> None:
     copies = np.stack([thumbnail(PLANTED[kind](photograph(seed), seed)) for seed in SEEDS])
@@ -81,6 +82,31 @@ def test_the_order_of_the_pictures_does_not_matter(originals: NDArray[np.uint8])
         order = np.random.default_rng(seed).permutation(len(pictures))
         found = order[find_twins(pictures[order], BITS).pairs]
         assert {tuple(sorted(pair)) for pair in found.tolist()} == expected
+
+
+def noisy(originals: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
+    """The pictures, and each of them with Gaussian noise of `sigma` grey levels."""
+    noise = np.random.default_rng(0).normal(0, sigma, originals.shape)
+    return np.concatenate([originals, np.clip(originals + noise, 0, 255).astype(np.uint8)])
+
+
+def test_a_near_duplicate_differs_in_no_more_bits_than_allowed_and_may_differ_in_as_many(originals: NDArray[np.uint8]) -> None:
+    pictures = noisy(originals, 9)
+    codes = hashes(pictures).codes
+    for max_bits in (0, 4, 8):
+        pairs = find_twins(pictures, max_bits).pairs
+        one_way, other_way = (codes[pairs[:, side]] ^ codes[pairs[:, 1 - side], :1] for side in (0, 1))
+        distances = np.bitwise_count(np.concatenate([one_way, other_way], axis=1)).min(axis=1)
+        assert distances.max(initial=0) == (max_bits if len(pairs) else 0)
+        assert (len(pairs) > 0) == (max_bits > 0)
+
+
+def test_pictures_with_near_hashes_that_correlate_too_little_are_no_duplicates(originals: NDArray[np.uint8]) -> None:
+    pictures = noisy(originals, 25)
+    near = alike_as_they_are(pictures, 16)
+    correlations = [np.corrcoef(pictures[first], pictures[second])[0, 1] for first, second in near.tolist()]
+    assert len([correlation for correlation in correlations if 0.7 < correlation < MIN_CORRELATION]) > 5
+    assert len(find_twins(pictures, 16).pairs) == 0
 
 
 def test_a_hash_does_not_depend_on_its_neighbours(originals: NDArray[np.uint8]) -> None:

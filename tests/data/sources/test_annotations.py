@@ -1,6 +1,7 @@
 """What a table's row says of its image: every column that the params name is read, and what cannot be used is named."""
 
-from datetime import UTC, date, datetime
+import time
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,32 @@ def test_every_column_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "days"),
-    [("12.5", 12.5), (7, 7.0), ("1970-01-02T12:00:00Z", 1.5), (date(1970, 1, 5), 4.0), (datetime(1970, 1, 2, tzinfo=UTC), 1.0)],
+    [
+        ("12.5", 12.5),
+        (7, 7.0),
+        ("1970-01-02T12:00:00Z", 1.5),
+        ("1970-01-02T12:00:00+12:00", 1.0),
+        ("1970-01-02T12:00:00-06:00", 1.75),
+        ("1970-01-02T12:00:00", 1.5),
+        (date(1970, 1, 5), 4.0),
+        (datetime(1970, 1, 2, tzinfo=UTC), 1.0),
+        (datetime(1970, 1, 2, 12), 1.5),
+        (datetime(1970, 1, 2, 12, tzinfo=timezone(timedelta(hours=12))), 1.0),
+    ],
 )
 def test_a_time_is_a_date_or_a_number(cell: Any, days: float) -> None:
     assert said(day=cell).time == days
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_a_time_without_a_zone_is_utc_wherever_the_machine_stands(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert said(day="1970-01-02T12:00:00").time == said(day=datetime(1970, 1, 2, 12)).time == 1.5
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,10 @@ def test_a_table_is_checked_as_the_file_that_it_is(tmp_path: Path) -> None:
     listing = tmp_path / "SHA256SUMS"
     listing.write_text(f"{sha256_bytes(table.read_bytes())}  ./t.csv\n")
     for data_path in (table, tmp_path):
-        read_digests(listing, data_path).check_file(table)
+        read_digests(listing, data_path).check_table(table)
     table.write_text("a,label\n2,x\n")
     with pytest.raises(DataError, match="altered after it was listed"):
-        read_digests(listing, table).check_file(table)
+        read_digests(listing, table).check_table(table)
     listing.write_text(f"{sha256_bytes(table.read_bytes())}  u.csv\n")
     with pytest.raises(DataError, match=r"does not list 't.csv'"):
-        read_digests(listing, table).check_file(table)
+        read_digests(listing, table).check_table(table)

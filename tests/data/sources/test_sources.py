@@ -181,7 +181,7 @@ def test_wanted_sources_are_read_again_and_no_other(tmp_path: Path, layout: str)
 @pytest.mark.parametrize("key", sorted(set(PROJECT.data.model_dump()) - {"path", "task", "image_column", "digests", "columns"}))
 def test_which_bytes_a_source_stands_for_depends_on_path_task_and_image_column_alone(tmp_path: Path, key: str) -> None:
     table = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["1", "2"], other=["2", "1"])
-    changes = {"label_map": {"1": "one"}, "classes": ["1", "3"], "engine": "ray"}
+    changes = {"label_map": {"1": "one"}, "classes": ["1", "3"], "engine": "ray", "split_folders": "pool"}
     found = [(sample.source, sample.payload) for sample in read(table, **{key: changes.get(key, "other")})]
     assert found == [(sample.source, sample.payload) for sample in read(table)]
 

@@ -285,7 +285,7 @@ def test_a_leak_in_the_users_own_split_fails_and_is_named() -> None:
     rows = own()
     rows[0]["cluster"] = rows[6]["cluster"] = "twin"
     with pytest.raises(DataError, match=r"1 rows of val and test leak[^$]*near duplicates in train/test: 1 \(twin\)"):
-        split(rows)
+        split(rows, split_params(on_leak="fail"))
 
 
 def test_a_leak_that_is_only_to_be_reported_marks_the_rows_of_val_and_test() -> None:
@@ -316,6 +316,71 @@ def test_a_class_that_train_lacks_is_refused_in_the_users_own_split() -> None:
         split(rows)
 
 
+def lacking(*splits: str, **changes: Any) -> list[dict[str, Any]]:
+    """The user's own split, in which the rows of these splits are for training."""
+    return [entry | {"given_split": "train"} if entry["given_split"] in splits else entry for entry in own(**changes)]
+
+
+@pytest.mark.parametrize("assignment", ["stable", "exact"])
+@pytest.mark.parametrize("missing", ["val", "test"])
+def test_a_missing_val_or_test_is_cut_from_train_and_said(missing: str, assignment: str) -> None:
+    rows = lacking(missing)
+    found = split(rows, split_params(assignment=assignment))
+    parts = places(rows, split_params(assignment=assignment))
+    cut = [entry for entry in rows if parts[entry["id"]] == missing]
+    assert {entry["given_split"] for entry in cut} == {"train"}
+    assert all(parts[entry["id"]] == entry["given_split"] for entry in rows if entry["given_split"] != "train")
+    assert 3 <= len(cut) <= 20  # 0.15 of 0.85 of 60 rows are 10.6
+    described = report(found, 7)
+    assert described["cut_from_train"] == [missing]
+    assert f"{missing} is cut from train" in summary(described)
+
+
+def test_what_is_cut_from_train_depends_on_content_and_seed_alone() -> None:
+    rows = lacking("val")
+    assert places(rows) == places(rows[::-1])
+    more = [*rows, *({**row(seed, "ab"[seed % 2]), "given_split": "train"} for seed in range(1000, 1100))]
+    assert places(rows).items() <= places(more).items()
+
+
+def test_a_cut_from_train_keeps_groups_together() -> None:
+    rows = lacking("val")
+    for place, entry in enumerate(rows):
+        entry["group"] = str(place // 8) if entry["given_split"] == "train" else None
+    parts = places(rows)
+    of_group: dict[str, set[str]] = {}
+    for entry in rows:
+        if entry["group"]:
+            of_group.setdefault(entry["group"], set()).add(parts[entry["id"]])
+    assert all(len(found) == 1 for found in of_group.values())
+    assert {"train", "val"} == set().union(*of_group.values())
+
+
+def test_a_given_split_without_train_is_refused() -> None:
+    rows = [entry | {"given_split": "val" if entry["given_split"] == "train" else entry["given_split"]} for entry in own()]
+    with pytest.raises(DataError, match="split train is empty"):
+        split(rows)
+
+
+def test_a_given_split_with_train_alone_is_refused() -> None:
+    with pytest.raises(DataError, match=r"split val, test is empty.*data.split_folders to pool"):
+        split(lacking("val", "test"))
+
+
+def test_folds_and_a_given_split_contradict_each_other() -> None:
+    with pytest.raises(DataError, match=r"split\.folds is 5, but the given split"):
+        split(own(), split_params(folds=5))
+
+
+def test_auto_reports_a_leak_of_the_given_split_and_moves_nothing() -> None:
+    rows = own()
+    rows[0]["cluster"] = rows[6]["cluster"] = "twin"
+    found = split(rows, split_params(on_leak="auto"))
+    assert {entry["id"]: entry["split"] for entry in found.rows.to_pylist()} == {entry["id"]: entry["given_split"] for entry in rows}
+    assert found.rows.filter(found.rows["leaked"])["id"].to_pylist() == [rows[6]["id"]]
+    assert "leaked 1 rows" in summary(report(found, 7))
+
+
 # time
 
 
@@ -335,6 +400,7 @@ def test_equal_times_stay_together() -> None:
     assert all(len(names) == 1 for names in of_time.values())
 
 
+@pytest.mark.process
 @SEVERAL
 @given(st.lists(st.integers(0, 12), min_size=60, max_size=120), st.lists(st.integers(0, 400), min_size=120, max_size=120))
 def test_no_unit_straddles_a_cut_and_no_row_vanishes(times: list[int], groups: list[int]) -> None:
@@ -395,7 +461,7 @@ def test_too_few_distinct_times_are_refused() -> None:
 def test_a_users_own_split_out_of_time_order_is_a_leak() -> None:
     rows = [{**entry, "time": float(place)} for place, entry in enumerate(own())]
     with pytest.raises(DataError, match=r"time order of train/test: 18 rows of test are not later"):
-        split(rows)
+        split(rows, split_params(on_leak="fail"))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +492,7 @@ def test_the_report_of_a_numeric_target_has_its_mean() -> None:
     assert described["splits"]["train"]["target"]["mean"] == pytest.approx(49.5, abs=5)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_million_rows_are_split_in_seconds() -> None:
     """Time is measured in docs/split.md; here only that nothing grows with the square of the rows."""
     ids = [f"{number:016x}{number:016x}" for number in range(1_000_000)]

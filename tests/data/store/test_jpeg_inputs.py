@@ -58,7 +58,7 @@ def _read_in_child(inputs: JpegInputs, connection: object) -> None:
     connection.send((inputs[:20], threading.active_count()))  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_loader_process_decodes_the_same_on_its_one_thread(folder: Path, method: str) -> None:

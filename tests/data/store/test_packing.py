@@ -95,7 +95,7 @@ def test_the_order_of_samples_and_rows_does_not_matter(tmp_path: Path) -> None:
     assert write(tmp_path / "b", samples[::-1], rows.take(list(range(20))[::-1])) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_number_of_workers_does_not_matter(tmp_path: Path) -> None:
     samples, rows = data_set(700)
     assert write(tmp_path / "one", samples, rows, 1) == write(tmp_path / "two", samples, rows, 2)

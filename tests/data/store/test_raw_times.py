@@ -1,25 +1,31 @@
 """What precompute spends on an image, and how long it will take with other workers."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from slipway.data.sources.samples import RawSample
+from slipway.data.store import raw_times
 from slipway.data.store.raw_times import RawTimes, time_raw_rows
 from slipway.inputs.images import ImageContract, TransformContract
 from slipway.inputs.user_function import code_digest
 from slipway.system.errors import DataError
 from tests.data.pictures import picture
+from tests.fake_clock import CLOCK
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 CONTRACT = ImageContract(kind="images", transform=None, size_px=8, channels=1, fit="stretch", interpolation="bilinear", max_pixels=10_000)
-SLOW = "import time\n\n\ndef wait(image):\n    time.sleep(0.02)\n    return image\n"
+SLOW = "from tests.fake_clock import CLOCK\n\n\ndef wait(image):\n    CLOCK.sleep(0.02)\n    return image\n"
+
+
+@pytest.fixture(autouse=True)
+def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw_times, "time", CLOCK)
 
 
 def _samples(count: int, seconds: float = 0.0) -> Iterator[RawSample]:
     for number in range(count):
-        time.sleep(seconds)
+        CLOCK.sleep(seconds)
         yield RawSample(str(number), picture(number), "one", None, None, None)
 
 
@@ -29,7 +35,7 @@ def test_a_slow_transform_is_the_largest_part(write_functions: WriteFunctions) -
     slow = CONTRACT.model_copy(update={"transform": TransformContract(function=name, sha256=code_digest(name))})
     found = time_raw_rows(_samples(8), slow)
     assert found.largest == "transform"
-    assert found.transform_ms >= 20
+    assert found.transform_ms == pytest.approx(20, abs=0.1)
     assert found.processor_ms < found.worker_ms / 2
     assert time_raw_rows(_samples(8), CONTRACT).transform_ms == 0
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from slipway.data.rules.report import to_json
 from slipway.data.rules.rules import TABLE_RULES
@@ -331,3 +332,38 @@ def test_what_a_failed_clean_says_tells_of_conflicts_and_of_columns_that_are_no_
     fine = cleaned(data_params(numbered_csv(tmp_path / "fine.csv")))
     assert conflict_hint(fine) == ""
     assert column_notes(fine, "columns.yaml") == "\nthe columns' kinds are in columns.yaml"
+
+
+def leaking_csv(path: Path) -> Path:
+    """Columns a, b and target, `thousands`, which is a line of the target, and `name`, which is free text."""
+    header, *lines = numbered_csv(path).read_text().splitlines()
+    rows = [f"{line},{float(line.split(',')[2]) / 1000 + 3},name {number}" for number, line in enumerate(lines)]
+    return write_csv(path, "\n".join([f"{header},thousands,name", *rows]) + "\n")
+
+
+def test_the_written_columns_keep_a_copy_of_the_target_out_when_they_are_pasted(tmp_path: Path) -> None:
+    data = data_params(leaking_csv(tmp_path / "t.csv"))
+    first = cleaned(data)
+    reason = "leakage: it is the target, or an exact line of it"
+    assert f"thousands: {{kind: ignore, min: null, max: null, required: false}} # {reason}" in first.columns_yaml
+    pasted = cleaned(data_params(Path(data.path), columns=yaml.safe_load(first.columns_yaml)))
+    assert [column.name for column in first.types] == ["a", "b"]
+    assert pasted.types == first.types
+    assert pasted.cleaned.rows.equals(first.cleaned.rows)  # the ids too, or rows would move to other splits
+    assert pasted.cells.equals(first.cells)
+
+
+def test_the_console_names_a_copy_of_the_target_that_is_an_input_on_purpose(tmp_path: Path) -> None:
+    data = data_params(leaking_csv(tmp_path / "t.csv"))
+    assert "inputs to check" not in column_notes(cleaned(data), "columns.yaml")
+    insisted = cleaned(data.model_copy(update={"columns": {"thousands": said("number")}}))
+    assert [column.name for column in insisted.types] == ["a", "b", "thousands"]
+    shown = column_notes(insisted, "columns.yaml").partition("inputs to check:\n")[2]
+    reason = "leakage: it is the target, or an exact line of it"
+    assert shown == f"  thousands: {reason}; an input all the same: data.columns names its kind"
+
+
+def test_a_column_that_the_user_ignores_moves_no_row_to_another_split(tmp_path: Path) -> None:
+    data = data_params(numbered_csv(tmp_path / "t.csv"))
+    without = data.model_copy(update={"columns": {"b": said("ignore")}})
+    assert cleaned(without).cleaned.rows["id"].equals(cleaned(data).cleaned.rows["id"])

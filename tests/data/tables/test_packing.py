@@ -10,6 +10,7 @@ from slipway.data.engine.rows import SPLIT_ROWS
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.data.tables.cleaning import CleanedTable
 from slipway.data.tables.column_fitting import fit_columns
+from slipway.data.tables.files import TableColumns, read_cells, write_cells
 from slipway.data.tables.packing import encode_cells, pack_table, rare_categories
 from slipway.data.tables.source import read_json_rows
 from slipway.inputs.columns import ColumnContract, ColumnType, encode_rows, read_row
@@ -103,6 +104,10 @@ def mixed_table(folder: Path) -> tuple[DataParams, CleanedTable]:
     return data, cleaned(data)
 
 
+def columns_of(table: CleanedTable) -> TableColumns:
+    return TableColumns(inputs=table.types, ignored=table.ignored)
+
+
 def split_rows(table: CleanedTable) -> pa.Table:
     """Every third row is for testing; the row with the rare category is among them."""
     rows = table.cleaned.rows
@@ -115,7 +120,7 @@ def split_rows(table: CleanedTable) -> pa.Table:
 def test_a_packed_row_is_bit_for_bit_what_the_service_makes_of_its_json(tmp_path: Path) -> None:
     data, table = mixed_table(tmp_path)
     (tmp_path / "packed").mkdir()
-    contract = pack_table(split_rows(table), table.cells, table.types, PARAMS, data.task, tmp_path / "packed")
+    contract = pack_table(split_rows(table), table.cells, columns_of(table), PARAMS, data.task, tmp_path / "packed")
     manifest = read_manifest(tmp_path / "packed")
     assert manifest.input == contract
     assert {column.kind for column in contract.columns} == {"number", "category", "boolean", "date"}
@@ -131,4 +136,18 @@ def test_a_packed_row_is_bit_for_bit_what_the_service_makes_of_its_json(tmp_path
 def test_cells_of_other_rows_are_refused(tmp_path: Path) -> None:
     data, table = mixed_table(tmp_path)
     with pytest.raises(IntegrityError, match="119 of 120 rows have no cells"):
-        pack_table(split_rows(table), table.cells.slice(0, 1), table.types, PARAMS, data.task, tmp_path)
+        pack_table(split_rows(table), table.cells.slice(0, 1), columns_of(table), PARAMS, data.task, tmp_path)
+
+
+def test_the_contract_names_every_other_column_but_the_target(tmp_path: Path) -> None:
+    rows = [f"{(7 * row) % 31}.5,note {row},{row / 8},g{row % 9},5,{row}" for row in range(40)]
+    path = write_csv(tmp_path / "t.csv", "\n".join(["size,note,copy,person,same,target", *rows]) + "\n")
+    data = data_params(path, group_column="person")
+    table = cleaned(data)
+    write_cells(tmp_path / "clean", table.cells, columns_of(table), table.ledger.bad_cell_table())
+    cells, columns = read_cells(tmp_path / "clean")
+    (tmp_path / "packed").mkdir()
+    contract = pack_table(split_rows(table), cells, columns, PARAMS, data.task, tmp_path / "packed")
+    assert [column.name for column in contract.columns] == ["size"]
+    assert contract.ignored == ["note", "copy", "person", "same"]
+    assert read_manifest(tmp_path / "packed").input == contract

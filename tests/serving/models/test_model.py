@@ -64,13 +64,13 @@ def flip_a_byte(path: Path) -> None:
 
 def newer_format(root: Path) -> None:
     content = json.loads((root / "bundle/bundle.json").read_text())
-    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 5}))
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 6}))
 
 
 def older_format(root: Path) -> None:
     content = json.loads((root / "bundle/bundle.json").read_text())
-    del content["calibration"]
-    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 3}))
+    del content["baseline"]
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 4}))
 
 
 def other_bundle(root: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -
         (lambda root: (root / "bundle/model_fp32.onnx").unlink(), BundleError, "is missing"),
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
-        (newer_format, BundleError, "format version 5"),
-        (older_format, BundleError, "format version 3, this Slipway reads version 4"),
+        (newer_format, BundleError, "format version 6"),
+        (older_format, BundleError, "format version 4, this Slipway reads version 5"),
         (lambda root: (root / "certificate.json").unlink(), CertificateError, "nothing proves this bundle"),
         (lambda root: (root / "certificate.json").write_text("[]"), CertificateError, "format version"),
         (other_bundle, CertificateError, "the certificate is for bundle"),

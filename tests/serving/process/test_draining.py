@@ -18,7 +18,7 @@ from tests import plain_http
 from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
 from tests.serving.server import free_port, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 PNG = {"content-type": "image/png"}
 IMAGE = http_request(body=picture())
 
@@ -29,8 +29,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_after_sigterm_it_is_not_ready_at_once_and_answers_until_the_drain_is_over(folder: Path, num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
+def test_after_sigterm_it_is_not_ready_at_once_and_answers_until_the_drain_is_over(
+    folder: Path, num_workers: int, is_nightly: bool
+) -> None:
     with running(folder, drain_s=2.5, workers=num_workers) as server:
         server.wait()
         with httpx.Client(base_url=server.url) as before, httpx.Client(base_url=server.url) as at_once:
@@ -38,7 +40,7 @@ def test_after_sigterm_it_is_not_ready_at_once_and_answers_until_the_drain_is_ov
             told = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             while at_once.get("/readyz").status_code == 200:
-                assert time.monotonic() - told < 0.5  # 0.1 s on a machine that does nothing else
+                assert not is_nightly or time.monotonic() - told < 0.5  # 0.1 s on a machine that does nothing else
             for _ in range(10):  # new connections, to each of the workers
                 ready = plain_http.get(server.url + "/readyz")
                 assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
@@ -49,7 +51,7 @@ def test_after_sigterm_it_is_not_ready_at_once_and_answers_until_the_drain_is_ov
             assert (kept.status_code, kept.headers["connection"]) == (200, "close")
             assert plain_http.get(server.url + "/livez").status_code == 200
             assert "slipway_ready 0.0" in plain_http.get(server.url + "/metrics").text
-        assert time.monotonic() - told < 2.5, "the machine is too slow to see it drain"
+        assert not is_nightly or time.monotonic() - told < 2.5, "the machine is too slow to see it drain"
         assert server.process.wait(20) == 0
         assert time.monotonic() - told > 2.5
 
@@ -59,10 +61,8 @@ def test_without_a_drain_it_ends_at_once_and_the_next_server_can_take_its_port(f
     with running(folder, drain_s=0, workers=2) as server:
         server.wait()
         run(closed_loop(server.url, lambda number: IMAGE, 8, num_requests=100))
-        told = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
-        assert time.monotonic() - told < 5
         with pytest.raises(httpx.ConnectError):
             plain_http.get(server.url + "/livez")
         url = httpx.URL(server.url)
@@ -203,6 +203,7 @@ def rolling_restart(root: Path, num_requests: int, num_callers: int = 8, pause: 
             stack.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_requests", [500, 3000])
 def test_a_rolling_restart_of_two_replicas_under_load_fails_nobody(tmp_path: Path, num_requests: int) -> None:
     client = rolling_restart(tmp_path, num_requests, drain_s=1, workers=1)
@@ -211,6 +212,7 @@ def test_a_rolling_restart_of_two_replicas_under_load_fails_nobody(tmp_path: Pat
     assert len(client.answers) >= num_requests
 
 
+@pytest.mark.nightly
 def test_without_a_drain_the_same_restart_loses_requests(tmp_path: Path) -> None:
     """The twin: the client sees what it should not."""
     client = rolling_restart(tmp_path, 1000, num_callers=16, pause=0.0, drain_s=0)

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from serving.models.model import ServedModel
+from serving.process.interpreter import TURN_S, take_short_turns
 from serving.worker import Inference
 from tests.serving.conftest import MakeSettings
 
@@ -57,8 +60,18 @@ assert short < long / 2, (short, long)
 """
 
 
+@pytest.mark.nightly
 def test_a_thread_that_computes_keeps_another_waiting_for_a_short_turn(root: Path) -> None:
     subprocess.run([sys.executable, "-c", TURNS], check=True, cwd=root)
+
+
+def test_short_turns_are_the_interpreters_own_setting() -> None:
+    before = sys.getswitchinterval()
+    try:
+        take_short_turns()
+        assert sys.getswitchinterval() == pytest.approx(TURN_S)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_it_is_settled_once_when_the_model_is_there_and_takes_no_request_yet(make_settings: MakeSettings) -> None:

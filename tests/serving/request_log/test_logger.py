@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from serving.models.model import AnsweredRow, ServedModel
-from serving.request_log import logger as keeping
+from serving.request_log import logger
 from serving.request_log.logger import Keeper, is_sampled
 from serving.request_log.observers import Answered
 from serving.requests.payload import Payload
@@ -47,7 +47,7 @@ def test_nothing_is_kept_unless_it_is_asked_for(make_settings: MakeSettings, tmp
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         assert (await client.post("/predict", content=picture(), headers=PNG)).status_code == 200
         assert not [thread for thread in threading.enumerate() if thread.name == "slipway-keep"]
-        assert [outcome(inference, name) for name in keeping.OUTCOMES] == [0, 0, 0]
+        assert [outcome(inference, name) for name in logger.OUTCOMES] == [0, 0, 0]
 
     run(make_settings(keep_directory="", watch=False), work)
     assert {path for path in tmp_path.rglob("*") if tmp_path / "state" not in (path, *path.parents)} == before  # a rollout's is there
@@ -55,9 +55,9 @@ def test_nothing_is_kept_unless_it_is_asked_for(make_settings: MakeSettings, tmp
 
 def test_a_bound_without_a_directory_is_said_once(make_settings: MakeSettings, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever set it believes that something is kept."""
-    keeping.open_keeper(make_settings(), lambda _outcome, _count: None)
+    logger.open_keeper(make_settings(), lambda _outcome, _count: None)
     assert not caplog.records
-    keeping.open_keeper(make_settings(keep_share=0.5, keep_days=3), lambda _outcome, _count: None)
+    logger.open_keeper(make_settings(keep_share=0.5, keep_days=3), lambda _outcome, _count: None)
     assert [record.message for record in caplog.records] == [
         "nothing is kept: SLIPWAY_KEEP_DAYS, SLIPWAY_KEEP_SHARE without SLIPWAY_KEEP_DIRECTORY"
     ]
@@ -137,7 +137,7 @@ def test_a_thread_that_raises_costs_no_request_and_is_counted(
     def refuse(folder: KeptFolder, lines: bytes) -> None:
         raise error
 
-    monkeypatch.setattr(keeping, "_RETRY_S", 0.05)
+    monkeypatch.setattr(logger, "_RETRY_S", 0.05)
 
     async def work(client: httpx.AsyncClient, inference: Inference) -> None:
         with monkeypatch.context() as patched:
@@ -169,17 +169,19 @@ class HangingFolder(KeptFolder):
         super().__init__(root, 1 << 20, 1)
         self.free = threading.Event()
         self.hangs = threading.Event()
+        self.has_written = False
 
     def append(self, lines: bytes) -> None:
         self.hangs.set()
         assert self.free.wait(20)
+        self.has_written = True
         super().append(lines)
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_WAITING", 5), ("MAX_WAITING_BYTES", 5 * 116)])
 def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
-    monkeypatch.setattr(keeping, limit, value)
-    counts = dict.fromkeys(keeping.OUTCOMES, 0)
+    monkeypatch.setattr(logger, limit, value)
+    counts = dict.fromkeys(logger.OUTCOMES, 0)
 
     def count(outcome: str, num_requests: int) -> None:
         counts[outcome] += num_requests
@@ -188,11 +190,10 @@ def test_a_full_queue_drops_and_counts_without_waiting(tmp_path: Path, monkeypat
     keeper = Keeper(folder, 1.0, count)
     keeper.offer([answered(0)], 0.0)
     assert folder.hangs.wait(20)
-    started = time.perf_counter()
     keeper.offer([answered(number) for number in range(1, 11)], 0.0)
     keeper.offer([answered(number) for number in range(11, 21)], 0.0)
-    assert time.perf_counter() - started < 0.5
     assert counts["dropped"] == 15
+    assert not folder.has_written
     folder.free.set()
     keeper.close()
     assert counts == {"kept": 6, "dropped": 15, "failed": 0}

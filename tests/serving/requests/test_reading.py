@@ -7,11 +7,15 @@ import pytest
 from serving.http.responses import ClientGoneError, Refusal
 from serving.http.routes import Request
 from serving.requests.payload import Payload
-from serving.requests.reading import read_payload
+from serving.requests.reading import receive_payload
 
 BOUNDARY = b"limit"
 FORM = b"multipart/form-data; boundary=" + BOUNDARY
 MAX_ITEMS = 8
+
+
+def free() -> None:
+    """There is room."""
 
 
 def part(name: str = "image", content: bytes = b"pixels", filename: str | None = "x.png") -> bytes:
@@ -46,7 +50,7 @@ def read(body: bytes | Iterable[bytes], content_type: bytes = FORM, *, declared:
         results: list[tuple[bytes, ...] | Refusal] = []
         for one in (whole, request(headers, receive)):
             try:
-                results.append((await read_payload(one, max_bytes, MAX_ITEMS, "images")).items)
+                results.append((await receive_payload(one, max_bytes, MAX_ITEMS, "images", free))().items)
             except Refusal as refusal:
                 results.append(refusal)
         first, second = results
@@ -123,7 +127,7 @@ def test_a_length_that_is_missing_or_wrong_is_refused_before_the_body_is_read(he
         raise AssertionError("the body was read")
 
     with pytest.raises(Refusal) as refusal:
-        asyncio.run(read_payload(request({b"content-type": b"image/png"} | headers, never), 10, MAX_ITEMS, "images"))
+        asyncio.run(receive_payload(request({b"content-type": b"image/png"} | headers, never), 10, MAX_ITEMS, "images", free))
     assert (refusal.value.code, refusal.value.field) == (code, "content-length" if code != "body_too_large" else None)
 
 
@@ -132,7 +136,9 @@ def test_a_caller_that_hangs_up_is_not_a_request() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(read_payload(request({b"content-type": b"image/png", b"content-length": b"10"}, gone), 10, MAX_ITEMS, "images"))
+        asyncio.run(
+            receive_payload(request({b"content-type": b"image/png", b"content-length": b"10"}, gone), 10, MAX_ITEMS, "images", free)
+        )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,9 @@ def read_as(kind: Literal["images", "columns"], content_type: bytes) -> Payload:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}"}
 
-    return asyncio.run(read_payload(request({b"content-type": content_type, b"content-length": b"2"}, receive), 10, MAX_ITEMS, kind))
+    return asyncio.run(
+        receive_payload(request({b"content-type": content_type, b"content-length": b"2"}, receive), 10, MAX_ITEMS, kind, free)
+    )()
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"APPLICATION/JSON", b"application/json; charset=UTF-8"])

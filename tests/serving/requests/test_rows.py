@@ -198,6 +198,7 @@ def test_many_rows_are_read_off_the_event_loop(monkeypatch: pytest.MonkeyPatch, 
     assert seen == {thread}
 
 
+@pytest.mark.process
 @settings(max_examples=300, deadline=None)
 @given(BODIES)
 def test_any_body_is_finite_rows_or_a_refusal(body: bytes) -> None:
@@ -215,3 +216,19 @@ def decoded_or_refusal(body: bytes) -> Decoded | Refusal:
         return decode(body)
     except Refusal as refusal:
         return refusal
+
+
+def test_columns_that_training_ignored_leave_the_row_as_it_is() -> None:
+    contract = COLUMNS.model_copy(update={"ignored": ["id", "note"]})
+    extra = {"id": 7, "note": ["x", "y"]}
+    assert decode(ROW | extra, contract).inputs.tobytes() == decode(ROW).inputs.tobytes()
+    refusal = refused({"rows": [ROW | extra, ROW | extra | {"other": 1, "age": -1}]}, contract)
+    assert (refusal.code, refusal.field) == ("unknown_column", "rows[1].other")
+    assert refusal.message.endswith("1 more: rows[1].age (out_of_range)")
+
+
+def test_as_many_rows_are_taken_with_ignored_columns_as_without() -> None:
+    ignored = [f"id {number}" for number in range(200)]
+    contract = COLUMNS.model_copy(update={"ignored": ignored})
+    rows = [table_row(number) | dict.fromkeys(ignored, 1) for number in range(MAX_ROWS)]
+    assert len(decode({"rows": rows}, contract).inputs) == MAX_ROWS

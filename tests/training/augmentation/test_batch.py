@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slipway.data.augmentation.draws import Draw, MixDraw, crop_bounds, draw, draw_mixing, unchanged
 from slipway.data.augmentation.plan import plan_from_params
-from slipway.training.augmentation import host as host_augmentation
+from slipway.training.augmentation import host
 from slipway.training.augmentation.batch import GREY, Changes, augment_batch, device_changes
 from slipway.training.augmentation.host import StoredRows, changed_images, mixed_images
 from tests.data.augmentation.test_plan import ON
@@ -164,7 +164,7 @@ def test_the_number_of_threads_changes_no_pixel(stored_px: int, monkeypatch: pyt
     images, plans = batch(120, stored_px, 3), [PLAN, plan_from_params(augment_params(horizontal_flip=0.5, crop_padding_px=4), 7)]
     results = []
     for num_threads in (1, 2, 3):
-        monkeypatch.setattr(host_augmentation.torch, "get_num_threads", lambda count=num_threads: count)  # type: ignore[attr-defined]
+        monkeypatch.setattr(host.torch, "get_num_threads", lambda count=num_threads: count)  # type: ignore[attr-defined]
         results.append([on_host(images, draw(plan, 0, keys(120)), 64) for plan in plans])
     for other in results[1:]:
         assert all(np.array_equal(one, two) for one, two in zip(results[0], other, strict=True))
@@ -223,6 +223,7 @@ def test_what_is_no_batch_of_pixels_is_refused(images: torch.Tensor) -> None:
         augment_batch(images, device_changes(unchanged(2), None, np.arange(2), 8, 8, 3))
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_gives_the_same_pixels_within_grey_levels() -> None:

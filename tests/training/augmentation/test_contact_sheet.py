@@ -44,6 +44,7 @@ def sheet(num_images: int, plan: AugmentPlan, channels: int = 1, task: Any = "im
     return Image.open(io.BytesIO(contact_sheet(train, plan, manifest)))
 
 
+@pytest.mark.process
 def test_the_sheet_has_a_line_for_each_operation() -> None:
     everything = plan_from_params(augment_params(**ON), seed=7)
     nothing = without_operations(everything)
@@ -54,6 +55,7 @@ def test_the_sheet_has_a_line_for_each_operation() -> None:
     assert sheet(3, everything, 3).height == sheet(3, FLIP, 3).height + (len(operations(everything)) - 1) * (line - TITLE_PX)
 
 
+@pytest.mark.process
 def test_each_operation_changes_its_line() -> None:
     pictures = {name: np.asarray(sheet(3, plan_from_params(augment_params(**{name: ON[name]}), seed=7), 3)) for name in ON}
     assert len({picture.tobytes() for picture in pictures.values()}) == len(ON)
@@ -84,6 +86,6 @@ def test_a_table_gets_a_picture_that_says_so() -> None:
     assert np.asarray(picture).min() < 100  # ink
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_at_most_eight_images_are_shown() -> None:
     assert sheet(8, FLIP).size == sheet(50, FLIP, task="image_regression").size

@@ -5,20 +5,24 @@ import pytest
 
 from slipway.config.params import load_params
 from slipway.system import files
-from slipway.training.checkpoints.fingerprint import Fingerprint, code_of_stage, take_fingerprint
+from slipway.system.errors import IntegrityError
+from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.strategies import Machine, place
 
-PIPELINE = "stages:\n  train:\n    cmd: python -m stages.train\n    deps:\n      - data/packed\n      - code.py\n"
 
-
-def _take(project: Path, **train: Any) -> Fingerprint:
+def _take(project: Path, seed: int = 7, **train: Any) -> Fingerprint:
     params = load_params(project / "params.yaml").train.model_copy(update=train)
     placement = place(params, Machine(num_gpus=0, has_bfloat16=True, launch=None))
-    return take_fingerprint(7, params, placement, project / "data/packed", project / "data/augmented", project)
+    return take_fingerprint(seed, params, placement, project / "data/packed", project / "data/augmented", project)
 
 
 def test_nothing_changed_is_the_same_training(project: Path) -> None:
     assert _take(project).digest == _take(project).digest
+
+
+def test_another_seed_is_another_training_and_is_named(project: Path) -> None:
+    assert _take(project).differences(_take(project, seed=8)) == ["seed: 7 -> 8"]
+    assert _take(project).digest != _take(project, seed=8).digest
 
 
 @pytest.mark.parametrize("train", [{"learning_rate": 0.5}, {"batch_size": 16}, {"precision": "bf16-mixed"}])
@@ -45,17 +49,42 @@ def test_another_kind_of_device_is_another_training(project: Path) -> None:
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize("name", ["data/packed/manifest.json", "data/augmented/plan.json", "code.py"])
+def _own_code(project: Path) -> None:
+    """Give a project a stage of its own in place of the installed one."""
+    files.write_text(project / "stages/train.py", "from slipway.training import run\n")
+
+
+@pytest.mark.parametrize("name", ["data/packed/manifest.json", "data/augmented/plan.json", "stages/train.py"])
 def test_a_changed_file_is_another_training_and_is_named(project: Path, name: str) -> None:
-    files.write_text(project / "dvc.yaml", PIPELINE)
-    files.write_text(project / "code.py", "ONE = 1\n")
+    _own_code(project)
     before = _take(project)
-    files.write_text(project / name, (project / name).read_text() + " ")
+    files.write_text(project / name, (project / name).read_text() + ("x = 1" if name.endswith(".py") else " "))
     after = _take(project)
     assert after.digest != before.digest
     (difference,) = before.differences(after)
     assert difference.endswith(name)
 
 
-def test_a_pipeline_without_code_is_no_error(tmp_path: Path) -> None:
-    assert code_of_stage(tmp_path / "dvc.yaml", "train") == []
+def test_a_changed_comment_is_the_same_training(project: Path) -> None:
+    _own_code(project)
+    before = _take(project)
+    files.write_text(project / "stages/train.py", (project / "stages/train.py").read_text() + "# why\n")
+    assert _take(project).digest == before.digest
+
+
+def test_a_stale_code_yaml_does_not_pass_for_the_code(project: Path) -> None:
+    _own_code(project)
+    files.write_text(project / "code.yaml", f'train: "{"00" * 32}"\n')
+    before = _take(project)
+    files.write_text(project / "stages/train.py", "x = 1\n")
+    assert _take(project).digest != before.digest
+
+
+def test_the_fingerprint_covers_all_code_that_train_reaches(project: Path) -> None:
+    assert {"stages/train.py", "slipway/training/module.py", "slipway/system/cores.py"} <= set(_take(project).code)
+
+
+def test_a_project_without_the_code_of_train_is_refused(project: Path) -> None:
+    (project / "stages").mkdir()
+    with pytest.raises(IntegrityError, match=r"train has no digest: stages/train\.py is missing"):
+        _take(project)

@@ -69,7 +69,7 @@ def test_compiling_changes_no_name_of_a_weight() -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, killed, plain = (write_project(tmp_path / name, compile=name != "plain") for name in ("whole", "killed", "plain"))
@@ -84,7 +84,7 @@ def test_a_compiled_training_that_was_killed_ends_with_the_weights_of_an_uninter
 
 
 @NEEDS_COMPILER
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_2"])
 def test_two_processes_train_compiled(tmp_path: Path, strategy: str) -> None:
     done = run_training(write_project(tmp_path, compile=True, devices=2, strategy=strategy, epochs=2))

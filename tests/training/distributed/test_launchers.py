@@ -146,12 +146,12 @@ def _run(*environments: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_launcher_that_is_named_takes_the_place_of_the_process() -> None:
     assert _run({"TRAIN_LAUNCHER": "echo one 'two three'"}) == f"one two three {sys.executable} -u -m stages.train\n"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_what_a_launcher_started_and_what_names_none_goes_on() -> None:
     started = {"TRAIN_LAUNCHER": "echo", **ENVIRONMENTS["torchrun"]}
     assert _run(started, {"TRAIN_LAUNCHER": " "}, {}) == "went on\n" * 3

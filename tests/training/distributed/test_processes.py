@@ -58,12 +58,12 @@ def _child_of_a_killed_parent(code: str) -> int:
     return child
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_rank_ends_when_the_process_that_started_it_is_killed() -> None:
     assert _ends_within(_child_of_a_killed_parent(WAIT_FOR_PARENT), 5)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_process_that_does_not_watch_its_parent_stays() -> None:
     child = _child_of_a_killed_parent(WAIT)
     assert not _ends_within(child, 2)
@@ -83,6 +83,7 @@ def test_started_ranks_end_when_the_first_one_fails() -> None:
         assert child.wait(5) == -9
 
 
+@pytest.mark.process
 def test_started_ranks_that_stop_with_the_first_one_end_by_themselves() -> None:
     slow = "import sys, time; time.sleep(1); sys.exit(143)"
     with subprocess.Popen([sys.executable, "-c", slow]) as child:

@@ -12,7 +12,7 @@ from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked, stop_after_save, stop_in_validation
 from tests.training.real_runs import run_training, start_training, weights_digest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 EVERY_STEP = {"epochs": 2, "checkpoint_every_minutes": 1e-9}
 
 
@@ -88,7 +88,7 @@ def stop_twice() -> None:
     stop_after_save(1, "SIGTERM")
 
 
-@pytest.mark.parametrize("to", ["first", "other", "all"])
+@pytest.mark.parametrize("to", [pytest.param("first", marks=pytest.mark.nightly), "other", pytest.param("all", marks=pytest.mark.nightly)])
 def test_whichever_process_of_two_gets_the_signal_both_save_and_end(tmp_path: Path, to: str) -> None:
     project = write_project(tmp_path, epochs=1000, devices=2, num_workers=1)
     with start_training(project) as process:

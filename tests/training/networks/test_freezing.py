@@ -49,6 +49,7 @@ def test_a_network_whose_parts_nobody_knows_is_refused() -> None:
         parts_of(build_network(spec()))
 
 
+@pytest.mark.process
 def test_what_is_frozen_neither_learns_nor_gathers_statistics_and_what_is_freed_does() -> None:
     network = _network()
     freezing, images = Freezing(network, SETTINGS), torch.randint(0, 256, (8, 32, 32, 1), dtype=torch.uint8)

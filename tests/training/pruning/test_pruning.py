@@ -76,8 +76,15 @@ def test_channels_between_two_layers_are_found_and_those_of_a_shortcut_are_not()
     assert chains == {f"{block}.conv1.weight": f"{block}.conv2.weight" for block in CUT}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "size_px"), [("test_resnet", 32), ("test_vit", 160), ("test_efficientnet", 32)])
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "size_px"),
+    [
+        ("test_resnet", 32),
+        pytest.param("test_vit", 160, marks=pytest.mark.nightly),
+        pytest.param("test_efficientnet", 32, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_network_of_timm_without_its_silent_channels_answers_as_before(name: str, size_px: int) -> None:
     contract = CONTRACT.model_copy(update={"size_px": size_px})
     removes_silent_channels(drawn(name=f"timm/{name}", arguments={}, input=contract), contract)
@@ -227,7 +234,7 @@ def start_stage(project: Path) -> warm_starts.Process:
     return warm_starts.start(["stages.prune"], project, {**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_bytes(structured: Pruning, tmp_path: Path) -> None:
     project = write_pruned_project(tmp_path)
     set_prune(project, STRUCTURED, "pruned")

@@ -257,20 +257,20 @@ def _changes(output: str) -> dict[int, set[str]]:
 
 
 PLACES = [
-    ("single", 1, "32-true", 1024),
+    pytest.param("single", 1, "32-true", 1024, marks=pytest.mark.nightly),
     ("ddp", 2, "32-true", 1024),
-    ("ddp", 2, "bf16-mixed", 8),
-    ("deepspeed_stage_1", 2, "32-true", 1024),
-    ("deepspeed_stage_1", 2, "bf16-mixed", 8),
-    ("deepspeed_stage_2", 2, "16-mixed", 8),
-    ("deepspeed_stage_2", 2, "bf16-mixed", 1024),
-    ("deepspeed_stage_3", 2, "32-true", 8),
-    ("deepspeed_stage_3", 2, "bf16-mixed", 1024),
+    pytest.param("ddp", 2, "bf16-mixed", 8, marks=pytest.mark.nightly),
+    pytest.param("deepspeed_stage_1", 2, "32-true", 1024, marks=pytest.mark.nightly),
+    pytest.param("deepspeed_stage_1", 2, "bf16-mixed", 8, marks=pytest.mark.nightly),
+    pytest.param("deepspeed_stage_2", 2, "16-mixed", 8, marks=pytest.mark.nightly),
+    pytest.param("deepspeed_stage_2", 2, "bf16-mixed", 1024, marks=pytest.mark.nightly),
+    pytest.param("deepspeed_stage_3", 2, "32-true", 8, marks=pytest.mark.nightly),
+    pytest.param("deepspeed_stage_3", 2, "bf16-mixed", 1024, marks=pytest.mark.nightly),
     ("deepspeed_stage_3", 2, "16-mixed", 1024),
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(("strategy", "devices", "precision", "max_batch_per_device"), PLACES)
 def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
     tmp_path: Path, strategy: str, devices: int, precision: str, max_batch_per_device: int
@@ -297,10 +297,15 @@ def test_all_ranks_skip_the_step_of_a_row_that_is_not_finite(
     assert json.loads((project / "artifacts/checkpoint/model.json").read_text())["metrics"]["skipped_steps"] <= len(named)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("strategy", "precision"),
-    [("ddp", "32-true"), ("deepspeed_stage_1", "bf16-mixed"), ("deepspeed_stage_2", "32-true"), ("deepspeed_stage_3", "bf16-mixed")],
+    [
+        ("ddp", "32-true"),
+        pytest.param("deepspeed_stage_1", "bf16-mixed", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "32-true", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_3", "bf16-mixed", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_gradient_of_one_rank_that_is_not_finite_stops_all_with_one_message(
     tmp_path: Path, strategy: str, precision: str, monkeypatch: pytest.MonkeyPatch
@@ -315,9 +320,17 @@ def test_a_gradient_of_one_rank_that_is_not_finite_stops_all_with_one_message(
     assert not (project / "artifacts").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
-    "placed", [{}, {"devices": 2, "strategy": "deepspeed_stage_2", "precision": "bf16-mixed"}], ids=["single", "zero 2"]
+    "placed",
+    [
+        pytest.param({}, id="single"),
+        pytest.param(
+            {"devices": 2, "strategy": "deepspeed_stage_2", "precision": "bf16-mixed"},
+            id="zero 2",
+            marks=pytest.mark.nightly,
+        ),
+    ],
 )
 def test_a_resumed_run_counts_on_and_ends_with_the_same_weights(tmp_path: Path, placed: dict[str, Any]) -> None:
     settings = {"not_finite": "skip", "epochs": 5, "checkpoint_every_epochs": 1, **placed}

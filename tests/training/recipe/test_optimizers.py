@@ -62,11 +62,20 @@ def test_constant_stays_where_the_warm_up_ended() -> None:
     assert _shares(6, 2, warmup_epochs=1.0, epochs=3, schedule="constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
-def test_norms_and_biases_do_not_decay() -> None:
-    groups = _optimizer(weight_decay=0.3).param_groups
-    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
-    assert {parameter.ndim for parameter in groups[1]["params"]} == {1}
-    assert sum(len(group["params"]) for group in groups) == len(list(build_network(spec()).parameters()))
+def test_weight_decay_spares_all_norms_and_biases_and_nothing_else() -> None:
+    network = build_network(spec())
+    optimizer: Any = optimizer_and_schedule(network, PROJECT.train.model_copy(update={"weight_decay": 0.3}), 5)["optimizer"]
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    decay = {names[id(parameter)]: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    norms = (torch.nn.BatchNorm2d, torch.nn.GroupNorm)
+    spared = {
+        f"{place}.{name}"
+        for place, module in network.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+        if isinstance(module, norms) or name == "bias"
+    }
+    assert any("weight" in name for name in spared)  # of a norm
+    assert decay == {name: 0.0 if name in spared else 0.3 for name in names.values()}
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

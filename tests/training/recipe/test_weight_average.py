@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from slipway.training.recipe.weight_average import WeightAverage, averaged_weights
 
-DECAY = 0.5
+DECAY = 0.2  # below (1 + n) / (10 + n) from the second step on, so that it has an effect
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),  # of Lightning about torch
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

@@ -18,7 +18,7 @@ from slipway.training.telemetry.run_log import RunLog, read_log
 from tests.training.conftest import write_project
 from tests.training.real_runs import kill_after, run_training
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 STEP_TAGS = {f"step/{name}" for name in ("loss", "learning_rate", "gradient_norm", "rows_per_second", "data_wait_share", "memory_bytes")}
 EPOCH_TAGS = {"skipped_steps", "train/loss", "val/loss", "val/accuracy", "learning_rate", "epoch"}
 
@@ -91,7 +91,7 @@ def test_a_board_that_was_removed_gets_the_epochs_before_the_resume_again(tmp_pa
     assert steps(board(project), "val/loss") == [4, 8, 12, 16]
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(2, "bf16-mixed"), (3, "16-mixed")])
+@pytest.mark.parametrize(("stage", "precision"), [pytest.param(2, "bf16-mixed", marks=pytest.mark.nightly), (3, "16-mixed")])
 def test_deepspeed_tells_the_norm_the_loss_scale_and_whole_histograms(tmp_path: Path, stage: int, precision: str) -> None:
     settings: dict[str, Any] = {"log_every_steps": 1, "log_histograms_every_epochs": 1, "epochs": 2, "devices": 2}
     wide = {

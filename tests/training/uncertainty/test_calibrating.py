@@ -172,7 +172,7 @@ def test_the_last_layer_is_the_one_that_is_called_last() -> None:
     assert last_layer(nn.Identity(), rows[:1]) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(("name", "layer"), [("resnet18", "fc"), ("vit_tiny_patch16_224", "head"), ("convnext_atto", "head.fc")])
 def test_networks_of_timm_show_what_their_last_layer_takes(name: str, layer: str) -> None:
     import timm

@@ -1,0 +1,334 @@
+"""Seals: what a stage ran with, so that no record can name other inputs than those it read.
+
+At its start a stage notes the params that `dvc.yaml` lists for it, the digests of its code, and
+size, time and inode of the files it depends on. At its end, before resumable state is removed, it
+compares; if something changed, it fails. If not, it writes `artifacts/seals/STAGE.json`.
+
+DVC reads `params.yaml` after a stage has ended, so `dvc.lock` may still name values that were
+edited meanwhile. Each stage therefore compares the seals of the stages before it with `dvc.lock`.
+A stage that was run by hand has no entry there, so its seal stands for itself.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from slipway.config.params import read_content
+from slipway.config.sections import TrainParams
+from slipway.system import files
+from slipway.system.code_digest import CODE_DIGESTS, recall, stage_files
+from slipway.system.errors import ParamsError, SchemaError, SealError
+
+SEALS = Path("artifacts/seals")
+_PARAMS, _PIPELINE, _LOCK = "params.yaml", Path("dvc.yaml"), Path("dvc.lock")
+_MODEL = "artifacts/checkpoint"  # whose model.json holds the params of train
+_ROOT = Path()
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    """The stages of `dvc.yaml`: their keys of params.yaml, their dependencies and their outputs."""
+
+    params: dict[str, list[str]]
+    deps: dict[str, list[str]]
+    outs: dict[str, list[str]]
+
+    def before(self, stage: str) -> list[str]:
+        """The stages that have a seal and whose outputs `stage` depends on, directly or not."""
+        found: set[str] = set()
+        waiting = [stage]
+        while waiting:
+            deps = self.deps.get(waiting.pop(), [])
+            new = {name for name, outs in self.outs.items() if set(outs) & set(deps)} - found
+            found |= new
+            waiting += new
+        return [name for name in self.outs if name in found and _seal_path(name).as_posix() in self.outs[name]]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a stage ran with."""
+
+    stage: str
+    params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
+    code: dict[str, str]  # hex digest by path
+    inputs: dict[str, dict[str, str]]  # per dependency: digest of sizes, times and inodes by folder
+    before: list[str]  # stages
+
+    def check(self) -> None:
+        """SealError if params, code or inputs are not what they were when the stage began."""
+        code = stage_files(_ROOT, self.stage)
+        changed = sorted(path for path in self.code.keys() | code.keys() if self.code.get(path) != code.get(path))
+        _raise_changed(self.stage, "code", changed)
+        for path, then in self.inputs.items():
+            now = _state(Path(path))
+            _raise_changed(self.stage, path, sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name)))
+        # Last, since DVC reads them soon after.
+        _raise_changed(self.stage, _PARAMS, _changes(self.params, _picked(_content_now(self.stage), list(self.params))))
+
+    def write(self) -> None:
+        """Write digests and params, which are equal for equal runs."""
+        content = {"format_version": 1, "stage": self.stage, "params": self.params, "code": files.digest_json(self.code)}
+        files.write_json(_seal_path(self.stage), content)
+
+
+_open: list[Seal] = []  # of the stage that this process runs
+
+
+@contextmanager
+def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
+    """Seal the inputs of `stage` while the block runs; `content` is that of params.yaml.
+
+    No `stage`, the stage `code` and ranks that another process started have no seal. SealError if
+    a record of an earlier stage is false, if code.yaml is not of this code, or if inputs change.
+    """
+    if stage is None or stage == "code" or any(int(os.environ.get(name) or 0) for name in _RANKS):
+        yield
+        return
+    recall(_ROOT)
+    pipeline = _read_pipeline(content)
+    seal = Seal(
+        stage=stage,
+        params=_picked(content, pipeline.params.get(stage, list(content))),
+        code=stage_files(_ROOT, stage),
+        inputs={path: _state(Path(path)) for path in pipeline.deps.get(stage, [])},
+        before=pipeline.before(stage),
+    )
+    _check_code(seal)
+    _check_before(seal, pipeline)
+    _seal_path(stage).unlink(missing_ok=True)
+    _open.append(seal)
+    try:
+        yield
+        seal.check()
+        seal.write()
+    finally:
+        _open.remove(seal)
+
+
+def check_inputs() -> None:
+    """Compare the inputs of the stage that this process runs, before work in progress is removed."""
+    for seal in _open:
+        seal.check()
+
+
+def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
+    """The params that this stage and the stages before it ran with, by section.
+
+    `params` where no stage is sealed. SealError if a seal is missing or if two stages ran with
+    different values of a key.
+    """
+    if not _open:
+        return params
+    seal = _open[-1]
+    parts = [(stage, _read_seal(stage)["params"]) for stage in seal.before] + [(seal.stage, seal.params)]
+    values = [(key, value, stage) for stage, params in parts for key, value in params.items()]
+    values.sort(key=lambda entry: entry[0].count("."))  # sections before keys in them
+    merged: dict[str, Any] = {}
+    for key, value, stage in values:
+        outer = next((name for name in _prefixes(key) if name in merged), None)
+        if outer is None:
+            merged[key] = value, stage
+            continue
+        before, other = merged[outer]
+        rest = key.removeprefix(outer).lstrip(".")
+        if changes := _changes({key: _value(before, rest) if rest else before}, {key: value}):
+            raise SealError(f"{other} and {stage} ran with different params: {'; '.join(changes)}. Run `dvc repro`, without -s.")
+    return _nested({key: value for key, (value, _) in merged.items()})
+
+
+def _check_code(seal: Seal) -> None:
+    """Refuse a code.yaml of other code, which dvc.lock would name as that of this run."""
+    known = _load(_ROOT / CODE_DIGESTS).get(seal.stage)
+    if known is not None and known != files.digest_json(seal.code):
+        raise SealError(
+            f"the code that {seal.stage} runs was changed after the stage `code` wrote {CODE_DIGESTS}. "
+            "Run `dvc repro` again, without -s, or `python -m stages.code`."
+        )
+
+
+def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
+    locked = _load(_LOCK).get("stages") or {}
+    for stage in seal.before:
+        entry = locked.get(stage) or {}
+        if _seal_path(stage).as_posix() not in [out.get("path") for out in entry.get("outs", [])]:
+            continue  # run by hand, or never
+        found = _read_seal(stage)
+        changes = _changes(found["params"], entry.get("params", {}).get(_PARAMS, {}))
+        changes += _changes({"code": found["code"]}, {"code": entry.get("params", {}).get(CODE_DIGESTS.name, {}).get(stage)})
+        if changes:
+            raise SealError(
+                f"dvc.lock is not true of {stage}: {'; '.join(changes)}. The left value is what {stage} ran with; the right one was "
+                f"edited while DVC recorded it. Run `dvc repro -f -s {stage}`, then `dvc repro`."
+            )
+    if _MODEL in pipeline.deps.get(seal.stage, []):
+        _check_model(locked.get("train") or {})
+
+
+def _check_model(entry: dict[str, Any]) -> None:
+    """Compare the params in model.json with those of train: in dvc.lock, or else in its seal."""
+    card = Path(_MODEL) / "model.json"
+    known = entry.get("params", {}).get(_PARAMS)
+    source = "dvc.lock"
+    if known is None and _seal_path("train").is_file():
+        known, source = _read_seal("train")["params"], _seal_path("train").as_posix()
+    if known is None or not card.is_file():  # the stage itself says that there is no model
+        return
+    try:
+        trained: Any = json.loads(card.read_bytes())
+        actual = {"seed": trained["seed"], "train": trained["params"]}
+    except (ValueError, LookupError, TypeError):  # the stage itself says what is wrong with it
+        return
+    try:
+        expected = TrainParams.model_validate(known.get("train")).model_dump(mode="json")
+    except ValueError as error:
+        raise SealError(f"{source} holds params of train that this version does not know: {error}. Run `dvc repro train`.") from None
+    changes = _changes(actual, {"seed": known.get("seed"), "train": expected})
+    if changes:
+        raise SealError(f"{card} is not the model of {source}: {'; '.join(changes)}. Run `dvc repro -f train`, or `dvc checkout {_MODEL}`.")
+
+
+def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
+    """What `dvc.yaml` says; without one no key is named, so all count."""
+    stages = _load(_PIPELINE).get("stages") or {}
+
+    def resolved(path: str) -> str:
+        return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_value(content, found[1])), path)
+
+    def paths(entries: list[Any]) -> list[str]:
+        return [resolved(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries]
+
+    return _Pipeline(
+        params={name: [key for key in stage.get("params", []) if isinstance(key, str)] for name, stage in stages.items()},
+        deps={name: paths(stage.get("deps", [])) for name, stage in stages.items()},
+        outs={name: paths([*stage.get("outs", []), *stage.get("metrics", [])]) for name, stage in stages.items()},
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A YAML file of DVC's or of the stage `code`; empty if there is none."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise SchemaError(f"{path} is not YAML: {error}. Restore it with git, or remove it and run `dvc repro`.") from error
+    if not isinstance(content, dict):
+        raise SchemaError(f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git.")
+    return content
+
+
+def _read_seal(stage: str) -> dict[str, Any]:
+    path = _seal_path(stage)
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise SealError(f"{path} is missing, so nothing says what {stage} ran with. Run `dvc repro {stage}`.") from None
+    except ValueError as error:
+        raise SealError(f"{path} is not readable ({error}). Run `dvc repro -f {stage}`.") from None
+    if not isinstance(content, dict) or content.get("format_version") != 1:
+        raise SealError(f"{path} is of another version. Run `dvc repro -f {stage}`.")
+    return content
+
+
+def _seal_path(stage: str) -> Path:
+    return SEALS / f"{stage}.json"
+
+
+def _content_now(stage: str) -> dict[str, Any]:
+    try:
+        return read_content()
+    except ParamsError as error:
+        raise SealError(f"params.yaml changed while {stage} ran: {error} Restore it, then run again.") from error
+
+
+def _picked(content: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    return {key: _value(content, key) for key in keys}
+
+
+def _value(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`key old -> new` for every value that differs."""
+    old, new = dict(_flat(then)), dict(_flat(now))
+    return [
+        f"{key} {_text(old.get(key))} -> {_text(new.get(key))}" for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
+    ]
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _text(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _raise_changed(stage: str, what: str, changes: list[str]) -> None:
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        mend = "Restore the value or run again." if what == _PARAMS else "Restore it or run again."
+        raise SealError(f"{what} changed while {stage} ran: {'; '.join(changes[:3])}{more}. {mend}")
+
+
+def _state(path: Path) -> dict[str, str]:
+    """Digest of the names, sizes, times and inodes of the files, by folder; of a file, by itself."""
+    if not path.is_dir():
+        return {path.as_posix(): _stamp(path)}
+    found = {}
+    visited = set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in visited:  # a link to a folder above it
+            folders.clear()
+            continue
+        visited.add((here.st_dev, here.st_ino))
+        digest = hashlib.sha256()
+        for name in sorted(names):
+            digest.update(f"{name}\0{_stamp(Path(folder, name))}\0".encode(errors="surrogateescape"))
+        found[Path(folder).as_posix()] = digest.hexdigest()
+    return found
+
+
+def _stamp(path: Path) -> str:
+    try:
+        facts = path.stat()
+    except OSError:
+        return "missing"
+    return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ino}"
+
+
+def _prefixes(key: str) -> list[str]:
+    """`a`, `a.b` and `a.b.c` for `a.b.c`."""
+    parts = key.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Sections from dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return found

@@ -1,0 +1,196 @@
+"""Inputs that tell the target almost by themselves: near copies of it, which `clean` cannot prove to be copies.
+
+Each column is scored alone on the training rows, leaving out the row that is predicted: by the other rows of the same
+value, and for numbers and dates also by the rows with the nearest values. Rows of one group or near-duplicate cluster
+lie in one split together, so one of each is enough. A high score is a suspicion, no proof: such columns stay inputs.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from slipway.data.splits.units import find_units
+from slipway.data.tables.files import CELLS, ID_COLUMN
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+# A copy in 99 % of the rows scores 0.98 and more; petal width, which nearly tells the three irises apart, 0.96.
+_SUSPICIOUS_ACCURACY = 0.97
+# A copy in 99 % of the rows scores 0.97 and more; a column that tells the target with an R2 of 0.99 scores 0.9.
+_SUSPICIOUS_ORDER = 0.95
+_MIN_ROWS = 20
+_ROWS_PER_CLASS = 10  # in fewer rows a column may tell the classes apart by chance
+_MOST_ROWS = 100_000  # those with the smallest ids, which is a random choice
+_NEIGHBOURS = 2  # on each side
+
+
+class TargetCopy(NamedTuple):
+    """A column that tells the target almost by itself."""
+
+    column: str
+    score: float  # 1 at most: balanced accuracy of classes; of numbers 1 - error / error of the median, both of ranks
+    rows: int  # training rows behind it
+
+    def in_words(self, *, of_classes: bool) -> str:
+        """The finding for people."""
+        kind = "balanced accuracy" if of_classes else "rank score"
+        score = f"{kind} {self.score:.3f}, leave-one-out over {self.rows:,} training rows"
+        return f"{self.column!r} alone predicts the target ({score})"
+
+
+def find_target_copies(rows: pa.Table, folder: Path) -> list[TargetCopy]:
+    """The suspicious columns of `rows.SPLIT_ROWS`, whose cells `clean` left in `folder`; the highest score first."""
+    if not (folder / CELLS).exists():  # images
+        return []
+    training = _one_of_each_unit(rows.filter(pc.equal(rows["split"], "train")).sort_by("id"))
+    training = training.slice(0, _MOST_ROWS)
+    if training.num_rows < _MIN_ROWS:
+        return []
+    of_classes = training["label"].null_count == 0
+    targets = _codes(training["label"]).astype(float) if of_classes else training["target"].to_numpy()
+    found = [
+        TargetCopy(name, *best)
+        for name, cells in _columns(folder / CELLS, training["id"])
+        if (best := _best(cells, targets, of_classes=of_classes)) is not None
+    ]
+    return sorted(found, key=lambda copy: (-copy.score, copy.column))
+
+
+def target_copy_report(copies: list[TargetCopy], *, of_classes: bool) -> list[dict[str, Any]]:
+    """For `reports/split.json`."""
+    return [{**copy._asdict(), "finding": copy.in_words(of_classes=of_classes)} for copy in copies]
+
+
+def _one_of_each_unit(rows: pa.Table) -> pa.Table:
+    _, first = np.unique(find_units(rows, 0).of_row, return_index=True)
+    return rows.take(np.sort(first))
+
+
+def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """Each input's cells in the order of `ids`, one column in memory at a time."""
+    found = pq.read_table(path, columns=[ID_COLUMN], partitioning=None)[ID_COLUMN].combine_chunks()
+    places = pc.index_in(ids.combine_chunks(), found)
+    for name in pq.read_schema(path).names:
+        if name != ID_COLUMN:
+            yield name, pq.read_table(path, columns=[name], partitioning=None)[name].take(places)
+
+
+def _best(cells: pa.ChunkedArray, targets: Float, *, of_classes: bool) -> tuple[float, int] | None:
+    """(score, rows) of a column over all rows, or over those that have a value; None unless suspicious."""
+    of_target, least = (_class_scores, _SUSPICIOUS_ACCURACY) if of_classes else (_number_scores, _SUSPICIOUS_ORDER)
+    present = np.asarray(pc.is_valid(cells).to_numpy())
+    keys, values = _keys(cells)
+    found = []
+    for chosen in [np.ones(len(present), bool)] + [present] * (not present.all()):
+        if chosen.sum() >= _MIN_ROWS:
+            scores = of_target(keys[chosen], None if values is None else values[chosen], targets[chosen])
+            found += [(score, int(chosen.sum())) for score in scores if score >= least]
+    return max(found, default=None)
+
+
+def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
+    """(N,) codes of the values; of numbers and dates also (N,) the values, with a number for a missing one."""
+    keys = _codes(cells)
+    if not pa.types.is_floating(cells.type):
+        return keys, None
+    values = pc.fill_null(cells, np.nan).to_numpy()
+    least, most = np.nanmin(values, initial=0.0), np.nanmax(values, initial=0.0)
+    with np.errstate(over="ignore"):
+        return keys, np.where(np.isnan(values), least - (most - least) - 1, values)  # missing: far from all others
+
+
+def _codes(cells: pa.ChunkedArray) -> Int:
+    """(N,) a number for each distinct value, a missing one included."""
+    encoded = pc.dictionary_encode(cells.combine_chunks(), null_encoding="encode")
+    return np.asarray(encoded.indices.to_numpy(), np.int64)
+
+
+# Classes ------------------------------------------------------------------------------------------
+
+
+def _class_scores(keys: Int, values: Float | None, targets: Float) -> list[float]:
+    _, classes, counts = np.unique(targets, return_inverse=True, return_counts=True)
+    if len(counts) < 2 or len(classes) < len(counts) * _ROWS_PER_CLASS:
+        return []
+    scores = [_accuracy_by_value(keys, classes, counts)]
+    if values is not None:
+        scores.append(_accuracy_by_neighbours(values, classes, counts))
+    return scores
+
+
+def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
+    """Balanced accuracy of the class that the other rows of the same value have most often, as shares of the classes."""
+    pairs, num_rows = np.unique(keys * len(counts) + classes, return_counts=True)
+    key, label = np.divmod(pairs, len(counts))
+    order = np.lexsort((-num_rows / counts[label], key))
+    key, label, num_rows = key[order], label[order], num_rows[order]
+    is_first = np.append(True, key[1:] != key[:-1])
+    second = np.append(np.where(is_first[1:], 0.0, (num_rows / counts[label])[1:]), 0.0)  # of the same value
+    # Only the first class of a value can be right for its rows, if it is the first without the row, too.
+    is_right = is_first & (num_rows > 1) & ((num_rows - 1) / counts[label] > second)
+    right = np.bincount(label[is_right], num_rows[is_right], len(counts))
+    return float((right / counts).mean())
+
+
+def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
+    """Balanced accuracy of the commonest class among the nearest values, the nearest of all where several are."""
+    order = np.argsort(values, kind="stable")
+    places = _neighbour_places(len(order))
+    with np.errstate(over="ignore", invalid="ignore"):
+        far = np.abs(values[order][places] - values[order][:, np.newaxis])
+    nearest = np.take_along_axis(classes[order][places], np.argsort(far, axis=1, kind="stable"), axis=1)
+    votes = (nearest[:, :, np.newaxis] == nearest[:, np.newaxis, :]).sum(axis=2)
+    voted = np.take_along_axis(nearest, votes.argmax(axis=1)[:, np.newaxis], axis=1)[:, 0]
+    right = np.bincount(classes[order][voted == classes[order]], minlength=len(counts))
+    return float((right / counts).mean())
+
+
+def _neighbour_places(num_rows: int) -> Int:
+    """(N, 2 * _NEIGHBOURS) the places before and after each; at an end, those on the other side of it."""
+    steps = np.array([step for near in range(1, _NEIGHBOURS + 1) for step in (-near, near)])
+    places = np.arange(num_rows)[:, np.newaxis] + steps
+    width = 2 * _NEIGHBOURS + 1
+    places = np.where(places < 0, places + width, places)
+    return np.asarray(np.where(places >= num_rows, places - width, places))
+
+
+# Numbers ------------------------------------------------------------------------------------------
+
+
+def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[float]:
+    """Of ranks, so that neither long tails nor the form of a curve count."""
+    ranks = _ranks(targets)
+    usual = np.abs(ranks - np.median(ranks)).mean()
+    if usual == 0:
+        return []
+    predicted = [_mean_by_value(keys, ranks)]
+    if values is not None:
+        predicted.append(_mean_of_neighbours(values, ranks))
+    return [float(1 - np.abs(ranks - found).mean() / usual) for found in predicted]
+
+
+def _ranks(values: Float) -> Float:
+    """(N,) equal for equal values: the mean of their places."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
+
+
+def _mean_by_value(keys: Int, ranks: Float) -> Float:
+    """(N,) the mean of the other rows of the same value; of all rows, where there is none."""
+    counts, sums = np.bincount(keys)[keys], np.bincount(keys, ranks)[keys]
+    return np.where(counts > 1, (sums - ranks) / np.maximum(counts - 1, 1), ranks.mean())
+
+
+def _mean_of_neighbours(values: Float, ranks: Float) -> Float:
+    """(N,) the mean of the next smaller and the next larger value's."""
+    order = np.argsort(values, kind="stable")
+    sorted_ranks, predicted = ranks[order], np.empty(len(ranks))
+    padded = np.concatenate([sorted_ranks[1:2], sorted_ranks, sorted_ranks[-2:-1]])
+    predicted[order] = (padded[:-2] + padded[2:]) / 2
+    return predicted

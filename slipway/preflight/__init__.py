@@ -1,0 +1,1 @@
+"""Refuses a project that cannot run here before any stage starts."""

@@ -1,0 +1,10 @@
+"""`python -m slipway.preflight`: refuses params.yaml before DVC removes a stage's outputs.
+
+Takes about a second, and some more for a network of timm or a device that is asked for by name.
+"""
+
+from slipway.config.command import run_command
+from slipway.preflight.project import check_project
+
+if __name__ == "__main__":
+    run_command(check_project)

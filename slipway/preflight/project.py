@@ -1,0 +1,86 @@
+"""Every mistake in params.yaml, the data and the machine that can be seen before a stage runs.
+
+DVC removes a stage's outputs before it starts the stage. A mistake that only the stage refuses
+therefore costs the reports of the last run. The stage `code` comes first and calls `check_project`.
+Each rule is the function that the stage itself calls; a rule that needs a section with a mistake
+of its own is left out.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from slipway.config.command import WRITTEN
+from slipway.config.params import Params, mistakes_in, read_content, sound_part
+from slipway.preflight import data, training
+from slipway.system.disk_faults import try_to_write
+from slipway.system.errors import ParamsError, SlipwayError
+
+_INDENTED = "\n    "
+
+
+class Check(NamedTuple):
+    """One rule and the sections of params.yaml that it reads."""
+
+    sections: frozenset[str]
+    refusals: Callable[[Params], list[str]]
+
+
+def check_project(params: Path = Path("params.yaml")) -> None:
+    """Refuse the project in the current folder with a ParamsError that names every mistake."""
+    content = read_content(params)
+    problems, sound = [*mistakes_in(content), *repository_mistakes()], sound_part(content)
+    for check in _CHECKS:
+        if check.sections <= sound.model_fields_set:
+            problems += check.refusals(sound)
+    if problems:
+        lines = "\n".join(f"  {problem.replace(chr(10), _INDENTED)}" for problem in problems)
+        raise ParamsError(
+            f"{params} has {len(problems)} mistake{'s' * (len(problems) > 1)}:\n{lines}\n"
+            "Nothing was run and nothing was removed. Correct this, and run the command again."
+        )
+    try_to_write(WRITTEN)
+
+
+def repository_mistakes() -> list[str]:
+    """The refusal of a folder in which DVC cannot run: neither in git nor told to do without."""
+    if any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
+        return []
+    configs = [path for path in (Path(".dvc/config"), Path(".dvc/config.local")) if path.is_file()]
+    if any(re.search(r"^\s*no_scm\s*=\s*true\s*$", path.read_text(), re.MULTILINE | re.IGNORECASE) for path in configs):
+        return []
+    return [
+        f"{Path.cwd()} is in no git repository, which DVC expects: run `git init && git add -A && git commit -m 'A new project'`; "
+        "or, to do without experiments, `dvc config --local core.no_scm true`"
+    ]
+
+
+def _check(sections: str, *rules: Callable[[Params], None]) -> Check:
+    """Rules that each raise a SlipwayError."""
+
+    def refusals(params: Params) -> list[str]:
+        return [text for rule in rules if (text := _refusal(rule, params))]
+
+    return Check(frozenset(sections.split()), refusals)
+
+
+def _refusal(rule: Callable[[Params], None], params: Params) -> str:
+    try:
+        rule(params)
+    except SlipwayError as error:
+        return str(error)
+    return ""
+
+
+_CHECKS = (
+    _check("data", data.check_engine, data.check_digests),
+    _check("data", data.check_data),
+    _check("data precompute evaluate", data.check_slices),
+    _check("precompute", data.check_transform),
+    _check("augment seed", data.check_augmentation),
+    _check("data evaluate", training.check_released),
+    _check("seed data precompute train", training.check_network),
+    Check(frozenset({"data", "train"}), training.machine_mistakes),
+    _check("compile", training.check_engine),
+)

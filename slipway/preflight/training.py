@@ -1,0 +1,73 @@
+"""What the later stages refuse: the network, the machine, the engine, the released model.
+
+torch, Lightning and timm take seconds to import: they are only imported if something of them is
+asked for by name, or if there is a GPU.
+"""
+
+import os
+from pathlib import Path
+
+from slipway.config.params import Params
+from slipway.config.sections import TrainParams
+from slipway.runtimes.compilation import why_no_engine
+from slipway.runtimes.runtime import why_no_cuda_driver
+from slipway.system.errors import SlipwayError
+
+
+def check_network(params: Params) -> None:
+    """ParamsError or UnavailableError if a network of timm cannot be built and given its weights.
+
+    The arguments of our own networks are checked when params.yaml is read.
+    """
+    if params.train.network.startswith("timm/"):
+        from slipway.training.networks.drawing import drawn_network, image_network_spec
+
+        drawn_network(params.seed, params.train, image_network_spec(params))
+
+
+def machine_mistakes(params: Params) -> list[str]:
+    """Each key of `train` that this machine cannot do, and what is not installed for it.
+
+    With TRAIN_LAUNCHER other machines train, which are not known here.
+    """
+    if not needs_the_machine(params.train):
+        return []
+    from slipway.planning.plan_checks import Findings, check_packages, check_placement
+    from slipway.training.batches.batches import cut_step
+    from slipway.training.distributed.execution import check_execution
+    from slipway.training.distributed.launchers import RELAUNCH
+    from slipway.training.distributed.strategies import this_machine
+
+    if os.environ.get(RELAUNCH, "").strip():
+        return []
+    findings, train = Findings(), params.train
+    try:
+        placement = check_placement(train, this_machine(), findings)
+        if placement is not None:
+            check_packages(train, placement, findings)
+            cut_step(train.batch_size, placement.world_size, train.max_batch_per_device)
+            check_execution(train, placement, params.data.task)
+    except SlipwayError as error:
+        findings.mismatches.append(str(error))
+    return findings.mismatches
+
+
+def needs_the_machine(train: TrainParams) -> bool:
+    """If `place` and what follows it can refuse `train` on this machine."""
+    by_name = (train.accelerator, train.devices, train.strategy, train.precision)
+    asks = train.compile or train.channels_last is True or train.num_nodes > 1
+    return asks or any(value != "auto" for value in by_name) or why_no_cuda_driver() is None
+
+
+def check_engine(params: Params) -> None:
+    """EngineError if an engine is required and none can be built here."""
+    if params.compile.require:
+        why_no_engine(require=True)
+
+
+def check_released(params: Params) -> None:
+    """BundleError if `evaluate.released` holds no bundle of this task."""
+    if params.evaluate.released is not None:
+        from slipway.export.released import open_released_of
+
+        open_released_of(Path(params.evaluate.released), params.data.task)

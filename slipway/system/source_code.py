@@ -1,0 +1,130 @@
+"""Source text reduced to what Python runs: comments, docstrings and blank lines are cut out.
+
+The cuts are made by position, and the rest stays as written: syntax trees and token streams differ
+between versions of Python, positions do not. Positions of strings come from `ast`, those of
+comments from `tokenize`, which is trusted for their rows and texts only: up to Python 3.12.4 its
+columns are wrong behind a multi-line string with letters outside ASCII.
+"""
+
+import ast
+import io
+import re
+import tokenize
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PACKAGES = ("slipway", "stages", "serving", "transforms")
+# What reads the docstrings of the functions and classes that it is given.
+_SHOW_DOCSTRINGS = {"bentoml", "click", "fastapi", "typer"}
+_READ_DOCSTRINGS = {"__doc__", "getdoc", "model_json_schema"}
+_MODULE = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?")
+_STRINGS = (ast.JoinedStr, getattr(ast, "TemplateStr", ast.JoinedStr))  # t-strings: from Python 3.14
+_HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text that counts in a file of Python, and the first-party modules that it names."""
+
+    text: str
+    modules: frozenset[str]  # "a" and "a.b" for `from a import b`, which may be a module or a name in one
+
+
+def read_source(source: str) -> Source:
+    """Reduce a file's text. SyntaxError or ValueError if this Python cannot parse it."""
+    source = source.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a user's code: Python itself warns when it is imported
+        tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    return Source(_without_comments(source, tree, nodes), frozenset(_modules(nodes)))
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Every dotted name that `source` imports, with `from a import b` as `a` and `a.b`.
+
+    A relative import keeps its leading dots.
+    """
+    yield from _imported(list(ast.walk(ast.parse(source))))
+
+
+def _imported(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield module
+            prefix = f"{module}." if node.module else module
+            yield from (prefix + alias.name for alias in node.names)
+
+
+def _modules(nodes: list[ast.AST]) -> Iterator[str]:
+    """First-party modules: imported, or named by a string, as for `python -m` and `bentoml serve`."""
+    yield from (name for name in _imported(nodes) if name.partition(".")[0] in {"", *PACKAGES})
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = _MODULE.fullmatch(node.value)
+            if named:
+                yield named[1]
+
+
+def _without_comments(source: str, tree: ast.Module, nodes: list[ast.AST]) -> str:
+    lines = source.split("\n")
+    in_string = set(_rows_that_end_in_a_string(tree))
+    for docstring in _docstrings(nodes):
+        in_string -= set(range(docstring.lineno, docstring.end_lineno or 0))
+        _cut(lines, docstring)
+    commented: set[int] = set()
+    if "#" in source:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                row = token.start[0] - 1
+                lines[row] = lines[row].removesuffix(token.string).rstrip()
+                in_string.discard(row + 1)
+                commented.add(row + 1)
+    kept: list[str] = []
+    for row, line in enumerate(lines, start=1):
+        ends_in_code, begins_in_code = row not in in_string, row - 1 not in in_string
+        text = line.rstrip() if ends_in_code else line
+        continues = row > 1 and lines[row - 2].endswith("\\")
+        if text or not (ends_in_code and (begins_in_code or row in commented)) or continues:
+            kept.append(text)
+    return "\n".join(kept)
+
+
+def _cut(lines: list[str], docstring: ast.expr) -> None:
+    """Empty the place of a docstring. `ast` counts columns in bytes of UTF-8."""
+    first, last = docstring.lineno - 1, (docstring.end_lineno or 0) - 1
+    before = lines[first].encode()[: docstring.col_offset].decode()
+    after = lines[last].encode()[docstring.end_col_offset :].decode()
+    lines[first : last + 1] = [""] * (last + 1 - first)
+    lines[first] = before
+    lines[last] = lines[last] + after
+
+
+def _rows_that_end_in_a_string(tree: ast.Module) -> Iterator[int]:
+    """Rows from 1 whose line break belongs to a string, or lies between the parts of one."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+            yield from range(node.lineno, node.end_lineno or 0)
+        else:  # the positions inside an f-string differ between versions
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _docstrings(nodes: list[ast.AST]) -> Iterator[ast.expr]:
+    """The docstrings that nothing reads."""
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    read |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    packages = {name.partition(".")[0] for name in _imported(nodes)}
+    if _READ_DOCSTRINGS & (read | names - {"__doc__"}) or _SHOW_DOCSTRINGS & packages:
+        return
+    for node in nodes:
+        if isinstance(node, _HAVE_DOCSTRINGS) and not (isinstance(node, ast.Module) and "__doc__" in names):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                yield first.value

@@ -1,0 +1,18 @@
+"""Usage reports of the libraries below us, switched off: nothing calls out unless the user asks."""
+
+import os
+
+# Read by onnxruntime when it is imported, by BentoML, DVC, Ray and the Hugging Face hub when used.
+_SWITCHES = {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "BENTOML_DO_NOT_TRACK": "True",
+    "DVC_NO_ANALYTICS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+def switch_off_telemetry() -> None:
+    """Set the libraries' own switches for this process and its children. A value that the user set stays."""
+    for name, value in _SWITCHES.items():
+        os.environ.setdefault(name, value)

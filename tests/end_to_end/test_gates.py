@@ -1,0 +1,61 @@
+"""A missed quality gate costs no experiment and no export, and keeps the model from the service."""
+
+import csv
+import time
+
+import pytest
+
+from tests import plain_http
+from tests.end_to_end.conftest import SMALL
+from tests.end_to_end.project import START_TIMEOUT_S, Project, copy_checkout, draw_shapes
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """64 pictures in a committed project whose one gate is passed."""
+    made = copy_checkout(tmp_path_factory.mktemp("gates"))
+    draw_shapes(made.path / "data" / "own")
+    made.set_params(SMALL)
+    made.set_params(
+        {
+            "train": {"strategy": "single", "precision": "32-true", "devices": 1, "epochs": 10},
+            "evaluate": {"gates": {"log_loss": {"min": None, "max": 36.05}}},
+            "export": {"variants": ["fp32", "fp16"]},
+        }
+    )
+    made.set_value("clean.rules.near_duplicate", "off")
+    made.shell("dvc repro && git add -A && git commit -qm 'A first model'")
+    return made
+
+
+def test_an_experiment_that_misses_its_gate_is_kept_and_its_model_is_not_served(project: Project) -> None:
+    bundle = (project.path / "artifacts/bundle/bundle.json").read_bytes()
+    assert "gates passed" in project.shell("python -m slipway.reports.summary")
+
+    said = project.shell("dvc exp run --name strict -S evaluate.gates.log_loss.max=0.0")
+    ran = {stage for stage in ("train", "evaluate", "prune", "export", "compile", "verify") if f"Running stage '{stage}'" in said}
+    assert ran == {"evaluate", "verify"}
+    assert (project.path / "artifacts/bundle/bundle.json").read_bytes() == bundle
+
+    rows = list(csv.DictReader(project.shell("dvc exp show --csv 2>/dev/null").splitlines()))
+    committed, experiment = (row for row in rows if row["rev"] != "workspace")
+    assert (experiment["Experiment"], experiment["gates"]) == ("strict", "missed")
+    assert committed["gates"] == "passed"
+
+    said = project.shell("python -m slipway.reports.summary", succeeds=False)
+    assert "error: model" in said
+    assert "missed: log_loss is " in said
+    assert "required at most 0 (evaluate.gates.log_loss in params.yaml)" in said
+
+    with project.service() as address:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while "quality gates" not in (answer := plain_http.get(f"{address}/readyz")).text:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.1)
+        assert answer.status_code == 503
+        assert "log_loss is " in answer.text
+
+    project.shell("git checkout -q params.yaml dvc.lock metrics && dvc checkout -q && dvc status | grep 'up to date'")
+    assert "gates passed" in project.shell("python -m slipway.reports.summary")

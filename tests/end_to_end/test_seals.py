@@ -1,0 +1,238 @@
+"""Inputs that change while a stage runs: real stages, a real `dvc`, and an editor at the wrong moment."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.project import Project, copy_checkout, readme_params
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]  # the first test waits for all stages
+# A key that the stage reads, as "section.key", with another value; and one that it does not read.
+EDITS: dict[str, tuple[str, Any, str, Any]] = {
+    "clean": ("clean.outlier_deviations", 7.0, "split.folds", 5),
+    "split": ("split.assignment", "exact", "clean.num_workers", 1),
+    "precompute": ("precompute.num_quantiles", 32, "split.folds", 5),
+    "augment": ("seed", 8, "train.epochs", 9),
+    "audit": ("audit.epochs", 9, "prune.epochs", 9),
+    "train": ("train.label_smoothing", 0.1, "evaluate.top_k", 2),
+    "evaluate": ("evaluate.confidence", 0.9, "train.epochs", 9),
+    "prune": ("prune.epochs", 9, "export.canary_rows", 32),
+    "export": ("export.canary_rows", 32, "train.epochs", 9),
+    "compile": ("compile.workspace_mib", 512, "train.epochs", 9),
+    "verify": ("verify.timing_rounds", 6, "train.epochs", 9),
+}
+QUICK: dict[str, dict[str, Any]] = {
+    "train": {"epochs": 4, "checkpoint_every_epochs": 1, "warmup_epochs": 1.0},
+    "evaluate": {"gates": {}, "bootstrap_samples": 100},
+    "export": {"variants": ["fp32", "fp16"], "max_batch_size": 8},
+    "compile": {"optimal_batch_size": 8},
+    "verify": {"max_metric_loss": {"fp16": 1.0}, "timing_rounds": 5},
+}
+
+
+@pytest.fixture(name="project", scope="module")
+def _project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The embedded table with few epochs, after `dvc repro`."""
+    project = copy_checkout(tmp_path_factory.mktemp("seals"))
+    project.set_params(readme_params()[1])
+    project.set_params(QUICK)
+    (project.path / "dvc.lock").unlink(missing_ok=True)
+    project.shell("dvc repro && git add -A && git commit -qm 'Small and quick'")
+    return project
+
+
+@pytest.fixture(name="unchanged", autouse=True)
+def _unchanged(project: Project) -> Iterator[None]:
+    """Everything that a test edits or a stage writes is as it was, after each test."""
+    edited = {path: path.read_bytes() for path in [project.path / "params.yaml", project.path / "dvc.lock", *_seals(project)]}
+    yield
+    for path, content in edited.items():
+        path.write_bytes(content)
+
+
+def _seals(project: Project) -> list[Path]:
+    return sorted((project.path / "artifacts/seals").glob("*.json"))
+
+
+def run_and(project: Project, stage: str, act: Callable[[], None]) -> tuple[int, str]:
+    """Run a stage by hand and `act` right after its start, when it has removed its old seal."""
+    seal = project.path / f"artifacts/seals/{stage}.json"
+    assert seal.is_file()
+    log = project.path / ".work/stage.log"
+    with log.open("w") as output:
+        line = f"source env.sh && exec python -m stages.{stage}"
+        process = subprocess.Popen(["bash", "-c", line], cwd=project.path, env=project.environment(), stdout=output, stderr=output)
+        while seal.is_file():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.001)
+        act()
+        code = process.wait(300)
+    return code, log.read_text()
+
+
+def edit_of(project: Project, key: str, value: Any) -> Callable[[], None]:
+    """Prepare an edit of params.yaml, which then takes one rename."""
+    path = project.path / "params.yaml"
+    edited = path.with_suffix(".edited")
+    before = path.read_bytes()
+    project.set_value(key, value)
+    path.replace(edited)
+    path.write_bytes(before)
+    return lambda: os.replace(edited, path)
+
+
+# The last stage first, and each but once: what a stage writes anew does not fit later ones any more.
+IN_TURN = [stage if stage in ("verify", "train", "clean") else pytest.param(stage, marks=pytest.mark.nightly) for stage in reversed(EDITS)]
+
+
+@pytest.mark.parametrize("stage", IN_TURN)
+def test_only_params_that_a_stage_reads_must_not_change_while_it_runs(project: Project, stage: str) -> None:
+    seal = project.path / f"artifacts/seals/{stage}.json"
+    before = seal.read_bytes()
+    key, value, other, other_value = EDITS[stage]
+    code, said = run_and(project, stage, edit_of(project, other, other_value))
+    assert code == 0, said
+    assert seal.read_bytes() == before  # no time, no inode
+    project.shell("git checkout -q params.yaml")
+
+    code, said = run_and(project, stage, edit_of(project, key, value))
+    assert code == 1, said
+    assert f"error: params.yaml changed while {stage} ran: {key} " in said
+    assert f" -> {json.dumps(value)}. Restore the value or run again." in said
+    assert not seal.exists()
+
+
+def test_restored_params_let_train_end_without_another_step(project: Project) -> None:
+    before = (project.path / "params.yaml").read_bytes()
+    code, said = run_and(project, "train", edit_of(project, "train.label_smoothing", 0.1))
+    assert code == 1, said
+    (project.path / "params.yaml").write_bytes(before)
+    again = project.shell("python -m stages.train")
+    assert "resumed   after epoch 4" in again
+    assert "epoch 1/4" not in again
+    assert not list((project.path / ".work/train").glob("*/step-*"))
+
+
+def test_a_killed_stage_leaves_no_seal_and_runs_again(project: Project) -> None:
+    seal = project.path / "artifacts/seals/clean.json"
+    before = seal.read_bytes()
+    line = "source env.sh && exec python -m stages.clean"
+    with subprocess.Popen(["bash", "-c", line], cwd=project.path, env=project.environment()) as process:
+        while seal.is_file():
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+    assert not seal.exists()
+    project.shell("python -m stages.split", succeeds=False)  # a record without its seal
+    project.shell("python -m stages.clean")
+    assert seal.read_bytes() == before
+
+
+def test_code_that_changes_while_a_stage_runs_fails_it(project: Project) -> None:
+    path = project.path / "slipway/data/splits/units.py"
+    before = path.read_text()
+    try:
+        code, said = run_and(project, "split", lambda: _write(path, f"{before}\nX = 1\n"))
+    finally:
+        path.write_text(before)
+    assert code == 1, said
+    assert "error: code changed while split ran: slipway/data/splits/units.py. Restore it or run again." in said
+
+
+@pytest.mark.nightly
+def test_a_comment_that_changes_while_a_stage_runs_is_allowed(project: Project) -> None:
+    path = project.path / "slipway/data/splits/units.py"
+    before = path.read_text()
+    try:
+        code, said = run_and(project, "split", lambda: _write(path, f"# a comment\n{before}"))
+    finally:
+        path.write_text(before)
+    assert code == 0, said
+
+
+def test_raw_data_that_changes_while_a_stage_runs_fails_it(project: Project) -> None:
+    name = readme_params()[1]["data"]["path"]
+    raw = project.path / name
+    facts = raw.stat()
+    try:
+        code, said = run_and(project, "clean", lambda: os.utime(raw))
+    finally:
+        os.utime(raw, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert code == 1, said
+    assert f"error: {name} changed while clean ran: {name}. Restore it or run again." in said
+
+
+@pytest.mark.nightly
+def test_a_stage_with_other_code_than_code_yaml_is_refused(project: Project) -> None:
+    """Else `dvc repro -s split` would record the old digest for the new code."""
+    path = project.path / "slipway/data/splits/units.py"
+    before = path.read_text()
+    try:
+        path.write_text(f"{before}\nX = 1\n")
+        said = project.shell("dvc repro -f -s split", succeeds=False)
+    finally:
+        path.write_text(before)
+        project.shell("dvc repro split")
+    assert "the code that split runs was changed after the stage `code` wrote code.yaml" in said
+
+
+def test_params_edited_while_dvc_recorded_a_stage_are_refused_by_the_next(project: Project) -> None:
+    lock = project.path / "dvc.lock"
+    text = lock.read_text()
+    head, train, rest = text.partition("\n  train:\n")
+    lock.write_text(head + train + rest.replace("label_smoothing: 0.05", "label_smoothing: 0.1", 1))
+    assert lock.read_text() != text
+    said = project.shell("python -m stages.evaluate", succeeds=False)
+    assert "dvc.lock is not true of train: train.label_smoothing 0.05 -> 0.1" in said
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param("evaluate", marks=pytest.mark.nightly), "export", pytest.param("verify", marks=pytest.mark.nightly)]
+)
+def test_a_model_of_other_params_than_dvc_lock_says_is_refused(project: Project, stage: str) -> None:
+    card = project.path / "artifacts/checkpoint/model.json"
+    before = card.read_bytes()
+    content = json.loads(before)
+    content["params"]["label_smoothing"] = 0.1
+    try:
+        card.chmod(0o644)
+        card.write_text(json.dumps(content))
+        said = project.shell(f"python -m stages.{stage}", succeeds=False)
+    finally:
+        card.write_bytes(before)
+    assert "artifacts/checkpoint/model.json is not the model of dvc.lock: train.label_smoothing 0.1 -> 0.05" in said
+
+
+def test_the_bundle_names_what_the_stages_ran_with_and_not_params_yaml(project: Project) -> None:
+    project.set_value("split.folds", 5)
+    project.set_value("train.label_smoothing", 0.2)
+    project.shell("python -m stages.export")
+    params = json.loads((project.path / "artifacts/bundle/bundle.json").read_text())["lineage"]["params"]
+    assert (params["split"]["folds"], params["train"]["label_smoothing"]) == (0, 0.05)
+    assert {"seed", "data", "clean", "split", "precompute", "augment", "train", "evaluate", "prune", "export"} == set(params)
+
+
+@pytest.mark.nightly
+def test_a_seal_is_the_same_after_each_run_and_nothing_is_left_to_do(project: Project) -> None:
+    before = {path.name: path.read_bytes() for path in _seals(project)}
+    assert set(before) == {f"{stage}.json" for stage in EDITS}
+    project.shell("dvc repro -f -s split")
+    assert {path.name: path.read_bytes() for path in _seals(project)} == before
+
+
+@pytest.mark.nightly
+def test_an_experiment_in_a_folder_of_its_own_is_sealed(project: Project) -> None:
+    assert "Ran experiment" in project.shell("dvc exp run --temp -n sealed -S evaluate.coverage=0.8")
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_suffix(".new")
+    partial.write_text(text)
+    shutil.move(partial, path)

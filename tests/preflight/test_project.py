@@ -1,0 +1,281 @@
+"""The check before DVC: every mistake is named at once, and the reports of the last run stay."""
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.config.sections import TrainParams
+from slipway.preflight.project import check_project, repository_mistakes
+from slipway.preflight.training import needs_the_machine
+from slipway.system.errors import ParamsError, UnavailableError
+from slipway.training.distributed.strategies import Machine, place
+from tests.conftest import ROOT
+from tests.end_to_end.project import Project, copy_checkout
+from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
+
+CONTENT: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+WINE = "data/demo/wine.csv"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own with the embedded data, so that nothing of the checkout is written to."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "demo").symlink_to(ROOT / "data" / "demo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRAIN_LAUNCHER", raising=False)
+
+
+def write_params(**changes: Any) -> None:
+    """The project's own params with dotted keys changed: write_params(train__epochs=3)."""
+    content = copy.deepcopy(CONTENT)
+    for key, value in changes.items():
+        *place_, last = key.split("__")
+        section = content
+        for part in place_:
+            section = section[part]
+        section[last] = value
+    Path("params.yaml").write_text(yaml.safe_dump(content))
+
+
+def refusal(**changes: Any) -> str:
+    write_params(**changes)
+    with pytest.raises(ParamsError) as raised:
+        check_project()
+    return str(raised.value)
+
+
+def test_the_projects_own_params_are_accepted() -> None:
+    write_params()
+    check_project()
+
+
+def test_a_folder_without_git_is_refused_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as outside:  # the other tests' folders lie in the checkout, which is in git
+        monkeypatch.chdir(outside)
+        (refusal,) = repository_mistakes()
+        assert "is in no git repository" in refusal
+        assert "git init" in refusal
+        assert "core.no_scm true" in refusal
+        Path(".dvc").mkdir()
+        Path(".dvc/config.local").write_text("[core]\n    no_scm = true\n")
+        assert repository_mistakes() == []
+        Path(".dvc/config.local").unlink()
+        Path(".git").mkdir()
+        assert repository_mistakes() == []
+
+
+MISTAKES: list[tuple[str, Any, str]] = [
+    ("clean__max_bad_shaer", 0.1, "did you mean 'max_bad_share'?"),
+    ("train__epochs", "ten", "train.epochs: found 'ten'"),
+    ("split__on_leak", "warn", "split.on_leak: found 'warn'"),
+    ("train__network", "small_resnt", "did you mean 'small_resnet'?"),
+    ("train__network_arguments", {"widht": 32}, "did you mean 'width'?"),
+    ("train__pretrained", "weights.pth", "pretrained is 'weights.pth', but network is"),
+    ("train__loss", "huber", "which needs huber_delta"),
+    ("evaluate__gates", {"acuracy": {"min": 0.9, "max": None}}, "did you mean 'accuracy'?"),
+    ("data__path", "data/photos", "data.path 'data/photos' does not exist"),
+    ("data__path", "s3://bucket/photos", "is an address"),
+    ("data__target_column", "lable", "did you mean 'label'?"),
+    ("data__image_column", "picture", "data.image_column is 'picture'"),
+    ("data__group_column", "patient", "data.group_column is 'patient'"),
+    ("data__digests", "digests.txt", "digests.txt"),
+    ("precompute__transform", "foo.bar", "is no name of a function"),
+    ("precompute__transform", "foo.bar:crop", "names the module foo.bar"),
+    ("augment__horizontal_flip", 0.5, "augment.forbid names 'horizontal_flip'"),
+    ("evaluate__slices", ["siz"], "evaluate.slices names what is not there"),
+    ("evaluate__released", "artifacts/relased", "where there is no bundle.json"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "text"), MISTAKES)
+def test_a_mistake_is_refused_before_any_stage_runs(key: str, value: Any, text: str) -> None:
+    assert text in refusal(**{key: value})
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"network": "timm/resnet18x"}, "did you mean 'timm/resnet18'"),
+        ({"network": "timm/resnet10t", "network_arguments": {"nonsense": 1}}, "nonsense"),
+        ({"network": "timm/vit_tiny_patch16_224"}, "precompute.image_size_px"),
+        ({"network": "timm/resnet10t", "pretrained": "weights.safetensors"}, "which is no file"),
+        ({"network": "timm/resnet10t", "pretrained": "params.yaml"}, "expected 'hub' or a file"),
+    ],
+)
+def test_a_network_of_timm_that_cannot_be_built_is_refused(changes: dict[str, Any], text: str) -> None:
+    train = {"network_arguments": {}} | changes
+    assert text in refusal(**{f"train__{key}": value for key, value in train.items()})
+
+
+# The tests run on machines with a GPU and without.
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"accelerator": "cpu", "precision": "16-mixed"}, "train.precision is '16-mixed'"),
+        ({"strategy": "single", "devices": 2, "accelerator": "cpu"}, "make 2 processes"),
+        ({"accelerator": "gpu", "devices": 64}, "GPU"),
+        ({"num_nodes": 2}, "train.num_nodes is 2"),
+        ({"accelerator": "cpu", "devices": 3}, "which 3 processes cannot share equally"),
+        (
+            {"accelerator": "cpu", "strategy": "deepspeed_stage_1", "channels_last": True},
+            "train.channels_last is true",
+        ),
+    ],
+)
+def test_devices_that_this_machine_cannot_have_are_refused(changes: dict[str, Any], text: str) -> None:
+    assert text in refusal(**{f"train__{key}": value for key, value in changes.items()})
+
+
+def test_machines_that_a_launcher_names_are_not_judged_from_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRAIN_LAUNCHER", "srun")
+    write_params(train__num_nodes=2)
+    check_project()
+
+
+def test_a_required_engine_that_cannot_be_built_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    why = "slipway.runtimes.compilation.why_unavailable"
+    monkeypatch.setattr(why, lambda _provider: "no NVIDIA driver")
+    assert "compile.require is true" in refusal(compile__require=True)
+    monkeypatch.setattr(why, lambda _provider: None)
+    check_project()
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("def crop(image, box): return image", "(image, box), expected one image"),
+        ("def crop(): return None", "expected one image"),
+        ("def cut(image): return image", "has no function 'crop'"),
+        ("import nowhere_at_all", "cannot be imported"),
+        ("crop = 3", "is int, expected a function"),
+    ],
+)
+def test_a_transform_that_cannot_be_called_with_an_image_is_refused(source: str, text: str, write_functions: WriteFunctions) -> None:
+    write_functions("own_functions", {"__init__.py": source})
+    assert text in refusal(precompute__transform="own_functions:crop")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def crop(image): return image", "def crop(image, box=None, *rest, **named): return image"],
+)
+def test_a_transform_that_takes_one_image_is_accepted(source: str, write_functions: WriteFunctions) -> None:
+    write_functions("own_functions", {"__init__.py": source})
+    write_params(precompute__transform="own_functions:crop")
+    check_project()
+
+
+def test_every_mistake_of_every_section_is_named_at_once() -> None:
+    text = refusal(
+        clean__max_pixel=3,
+        split__folds=3,
+        data__split_column="part",
+        precompute__transform="foo.bar:crop",
+        augment__vertical_flip=0.5,
+        compile__variant="int8_tensorrt",
+        export__variants=["fp32"],
+    )
+    assert text.startswith("params.yaml has 6 mistakes:\n")
+    for part in (
+        "clean.max_pixel: unknown key",
+        "split.folds is 3, but",
+        "data.split_column is 'part'",
+        "names the module foo.bar",
+        "augment.vertical_flip is 0.5",
+        "compile.variant is 'int8_tensorrt'",
+    ):
+        assert part in text
+
+
+def test_the_columns_of_a_table_are_checked_by_its_header_only(tmp_path: Path) -> None:
+    from tests.end_to_end.project import readme_params
+
+    changes = {f"{section}__{key}": value for section, values in readme_params()[1].items() for key, value in values.items()}
+    write_params(**changes)
+    check_project()
+    header, *_ = (ROOT / changes["data__path"]).read_text().splitlines()
+    (tmp_path / "own.csv").write_text(header + '\n1,"a quote that a whole reading would refuse\n')
+    write_params(**changes | {"data__path": "own.csv"})
+    check_project()
+    assert "did you mean" in refusal(**changes | {"data__target_column": changes["data__target_column"] + "s"})
+
+
+MACHINES = [Machine(0, True, None)]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_is_left_to_auto_cannot_be_refused_without_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.preflight.training.why_no_cuda_driver", lambda: "no driver")
+    train = TrainParams.model_validate(CONTENT["train"])
+    assert not needs_the_machine(train)
+    assert place(train, machine).world_size == 1
+    named = train.model_copy(update={"accelerator": "gpu"})
+    assert needs_the_machine(named)
+    with pytest.raises(UnavailableError):
+        place(named, machine)
+
+
+def test_a_gpu_is_always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.preflight.training.why_no_cuda_driver", lambda: None)
+    assert needs_the_machine(TrainParams.model_validate(CONTENT["train"]))
+
+
+def test_make_demo_checks_before_dvc_removes_anything() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ndemo:")[2].splitlines()[1:]
+    commands = [line.strip().removeprefix("@") for line in recipe if line.startswith("\t")]
+    assert commands.index("python -m slipway.preflight") < commands.index("dvc repro")
+
+
+def _add_code_stage(project: Project) -> None:
+    """A stage that runs first and checks, unless the pipeline has it already."""
+    path = project.path / "dvc.yaml"
+    content = yaml.safe_load(path.read_text())
+    if "code" in content["stages"]:
+        return
+    code = {
+        "cmd": "python -m slipway.preflight && echo checked > code.yaml",
+        "deps": ["params.yaml"],
+        "outs": [{"code.yaml": {"cache": False}}],
+    }
+    content["stages"] = {"code": code} | content["stages"]
+    content["stages"]["clean"]["deps"].append("code.yaml")
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def _remove_code_stage(project: Project) -> None:
+    path = project.path / "dvc.yaml"
+    content = yaml.safe_load(path.read_text())
+    content["stages"].pop("code", None)
+    clean = content["stages"]["clean"]
+    for kind in ("deps", "params"):
+        clean[kind] = [entry for entry in clean[kind] if "code.yaml" not in str(entry)]
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("checks", [True, False], ids=["with the check", "without it"])
+def test_dvc_repro_with_a_mistake_keeps_the_reports_only_if_the_check_runs_first(checks: bool, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    project = copy_checkout(tmp_path / "copy")
+    (_add_code_stage if checks else _remove_code_stage)(project)
+    project.shell("dvc repro clean")
+    page = project.path / "reports" / "clean.html"
+    before = page.read_bytes()
+    project.set_value("clean.blur_variance", 6.0)
+    project.set_value("clean.max_bad_share", "a lot")
+    said = project.shell("dvc repro clean", succeeds=False)
+    assert "clean.max_bad_share: found 'a lot'" in said
+    assert page.exists() is checks
+    if checks:
+        assert page.read_bytes() == before

@@ -1,0 +1,254 @@
+"""Overload with forms of several images: refused before they are parsed, and no refusal is lost to a reset connection."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from bench.form_overload import FEW, MANY, measure
+from serving.app import Front
+from serving.endpoints import v2
+from serving.http.incoming import DRAIN_BYTES_S, REFUSAL_BYTES, Turns
+from serving.http.routes import Request
+from serving.models.admission import Admission, Place
+from serving.open_inference import messages
+from serving.requests import reading
+from serving.settings import Settings
+from serving.worker import Inference
+from slipway.inputs.multipart import encode_images
+from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import behind, error_of, run
+from tests.serving.server import free_port, running
+
+CONTENT_TYPE, FORM = encode_images([picture(number) for number in range(3)])
+FORM_TYPE = {"content-type": CONTENT_TYPE}
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The parsers that were called."""
+    calls: list[str] = []
+
+    class Counted(reading.FormReader):
+        def __init__(self, *arguments: Any) -> None:
+            calls.append("form")
+            super().__init__(*arguments)
+
+    parse = messages.parse_request
+
+    def counted(*arguments: Any) -> Any:
+        calls.append("v2")
+        return parse(*arguments)
+
+    monkeypatch.setattr(reading, "FormReader", Counted)
+    monkeypatch.setattr(v2, "parse_request", counted)
+    return calls
+
+
+async def in_pieces(body: bytes, received: list[int]) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 100):
+        received.append(start)
+        yield body[start : start + 100]
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/slipway/infer"])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_full_queue_refuses_a_request_without_parsing_its_body(
+    make_settings: MakeSettings, parsed: list[str], path: str, is_whole: bool
+) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        front, headers = Front(behind, inference), {b"content-type": CONTENT_TYPE.encode(), b"content-length": b"%d" % len(FORM)}
+        messages = [{"type": "http.request", "body": FORM, "more_body": False}]
+
+        async def receive() -> Any:
+            return messages.pop()
+
+        def request() -> Request:
+            return Request("a.1", "POST", path, b"", headers, receive, 0.0, body=FORM if is_whole else None)
+
+        with inference.admit():
+            response = await front.respond(request())
+            assert response
+            assert (response.status, parsed) == (429, [])
+        messages = messages or [{"type": "http.request", "body": FORM, "more_body": False}]
+        response = await front.respond(request())
+        assert response
+        assert (response.status == 200, len(parsed)) == (path == "/predict", 1)
+
+    run(make_settings(max_queue=1), work)
+
+
+def test_a_caller_that_sends_slowly_holds_no_place_in_the_queue(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        go_on = asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield FORM[:100]
+            await go_on.wait()
+            yield FORM[100:]
+
+        slow = [asyncio.create_task(client.post("/predict", content=slowly(), headers=FORM_TYPE)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert inference._admission.num_requests == 0
+        assert (await client.post("/predict", content=FORM, headers=FORM_TYPE)).status_code == 200
+        go_on.set()
+        assert {(await one).status_code for one in slow} <= {200, 429}
+
+    run(make_settings(max_queue=1), work)
+
+
+def test_a_place_grows_with_the_items_of_its_request_and_gives_all_of_them_back() -> None:
+    admission = Admission(10, 1.0, 2, lambda num_kept: None)
+    with Place(admission) as place:
+        assert admission.num_items == 1
+        place.has(32)
+        assert (admission.num_requests, admission.num_items) == (1, 32)
+        place.has(20)
+        assert admission.num_items == 20
+    assert (admission.num_requests, admission.num_items) == (0, 0)
+
+
+def measured_admission(shed: list[int]) -> Admission:
+    """At a model that answers 320 items a second."""
+    now = [0.0]
+    admission = Admission(256, 1.0, 2, shed.append, lambda: now[0])
+    admission.max_batch_size = 32
+    for _ in range(20):
+        now[0] += 0.1
+        admission.ran(32, 0.1)
+    return admission
+
+
+def test_growth_beyond_what_can_be_done_begins_an_overload() -> None:
+    shed: list[int] = []
+    admission = measured_admission(shed)
+    with Place(admission) as place:
+        place.has(300)
+        before = admission.is_overloaded
+        place.has(999)
+        assert (before, admission.is_overloaded) == (False, True)
+        assert shed == [admission.most_items]
+
+
+def test_several_large_requests_are_let_in_during_an_overload_so_that_the_model_never_waits() -> None:
+    admission = measured_admission([])
+    of_single_images = admission.most_items
+    for _ in range(100):
+        with Place(admission) as place:
+            place.has(32)
+    assert of_single_images < 4 * 31 <= admission.most_items <= 4 * 32
+
+
+def test_a_refused_caller_sends_its_whole_body_before_it_is_answered(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        received: list[int] = []
+        with inference.admit():
+            refused = await client.post("/predict", content=in_pieces(FORM, received), headers=FORM_TYPE)
+        assert error_of(refused)["code"] == "queue_full"
+        assert received[-1] + 100 >= len(FORM)
+
+    run(make_settings(max_queue=1), work)
+
+
+def test_what_is_drained_of_a_refused_body_has_a_bound_in_bytes_and_in_time(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        async def never_ends() -> AsyncIterator[bytes]:
+            while True:
+                received.append(1)
+                yield b"x" * 100
+
+        async def stays_silent() -> AsyncIterator[bytes]:
+            yield b"x"
+            await asyncio.sleep(60)
+
+        received: list[int] = []
+        with inference.admit():
+            assert (await client.post("/predict", content=never_ends(), headers=FORM_TYPE)).status_code == 429
+            assert 9 <= len(received) <= 13
+            assert (await client.post("/predict", content=stays_silent(), headers=FORM_TYPE)).status_code == 429
+
+    run(make_settings(max_queue=1, max_body_bytes=1000, request_timeout_s=0.4), work)
+
+
+def test_refused_bodies_take_turns_and_none_waits_longer_than_its_bound() -> None:
+    turns, body = Turns(), int(DRAIN_BYTES_S) - REFUSAL_BYTES  # of a second
+    assert [turns.wait_s(10.0, body, 2.5) for _ in range(5)] == [0.0, 1.0, 2.0, 2.5, 2.5]
+    assert turns.wait_s(100.0, body, 2.5) == 0.0
+    assert turns.wait_s(100.5, 0, 2.5) == 0.5
+
+
+def refused_after(port: int, num_bytes: int, seconds: float, headers: str = "") -> bytes:
+    """What a caller that sends all of its body, for so long, before it reads is answered."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: {num_bytes}\r\n{headers}\r\n"
+        connection.sendall(head.encode())
+        for _ in range(16):
+            connection.sendall(b"x" * (num_bytes // 16))
+            time.sleep(seconds / 16)
+        received = b""
+        while piece := connection.recv(1 << 16):
+            received += piece
+    return received
+
+
+@contextmanager
+def plain_uvicorn(settings: Settings) -> Iterator[int]:
+    """The front behind uvicorn as it comes, without our protocol."""
+    port = free_port()
+    server = uvicorn.Server(
+        uvicorn.Config(Front(behind, Inference(settings)), port=port, lifespan="off", http="httptools", log_level="error")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("num_bytes", "status"), [(8 << 20, b" 503 "), (24 << 20, b" 413 ")])
+def test_a_caller_that_sends_its_body_before_it_reads_gets_the_refusal_also_from_plain_uvicorn(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, num_bytes: int, status: bytes
+) -> None:
+    settings = make_settings()
+    if status == b" 413 ":
+        monkeypatch.setattr(Inference, "require_model", lambda self: type("Model", (), {"input_kind": "images"}))
+        settings = make_settings(max_body_bytes=16 << 20)
+    with plain_uvicorn(settings) as port:
+        assert status in refused_after(port, num_bytes, 0.3, "connection: close\r\n").split(b"\r\n")[0]
+
+
+@pytest.mark.process
+def test_a_caller_that_sends_its_body_slowly_before_it_reads_gets_the_refusal(certified: Path) -> None:
+    (certified / "certificate.json").unlink()
+    with running(certified) as server:
+        server.wait("/livez")
+        port = int(server.url.rpartition(":")[2])
+        assert b" 503 " in refused_after(port, 8 << 20, 1.8, "connection: close\r\n").split(b"\r\n")[0]
+
+
+@pytest.mark.nightly(seconds=90)
+@pytest.mark.timeout(300)
+def test_goodput_of_forms_at_300_callers_is_that_of_8(tmp_path: Path) -> None:
+    """Medians of interleaved turns, since single turns move with whatever else the machine does."""
+    certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", slow_classifier(1)))
+    with running(tmp_path) as server:
+        server.wait()
+        ratios, statuses = measure(server.url, num_rounds=5)
+    few, *many = ratios.values()
+    assert all(set(found) <= {200, 429} for found in statuses.values())
+    shares = [sorted(one / of for one, of in zip(figures, few, strict=True))[len(few) // 2] for figures in many]
+    assert min(shares) >= 0.9, f"at {MANY} callers {shares} of the goodput at {FEW}"

@@ -1,0 +1,27 @@
+"""Generated image files, valid or not, sent to the service: it answers each with 200 or a refusal."""
+
+import httpx
+import pytest
+
+from serving.worker import Inference
+from tests.inputs.image_files import FAMILIES
+from tests.inputs.verdicts import READ, verdict
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import error_of, run
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow warns of damaged tags
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_service_answers_each_generated_file_as_clean_judges_it(make_settings: MakeSettings, family: str) -> None:
+    files = list(FAMILIES[family]())
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for name, payload in files[:: len(files) // 60]:
+            headers = {"content-type": "image/png"}
+            answer = await client.post("/predict", content=payload, headers=headers)
+            found = READ if answer.status_code == 200 else error_of(answer)["code"]
+            assert found == verdict(name, payload), name
+
+    run(make_settings(), work)

@@ -1,0 +1,43 @@
+"""Every import of onnxruntime comes after its telemetry is switched off."""
+
+import ast
+from pathlib import Path
+
+from slipway.system.source_code import imported_modules
+
+DOOR = "slipway/runtimes/onnx_runtime.py"
+
+
+def unguarded_imports(root: Path) -> list[str]:
+    """Lines (file:line) that import onnxruntime without `import_onnxruntime()` above in the function."""
+    found = []
+    paths = [path for package in ("slipway", "serving", "stages") for path in (root / package).rglob("*.py")]
+    for path in sorted(paths):
+        name = path.relative_to(root).as_posix()
+        tree = ast.parse(path.read_text())
+        functions = [list(ast.walk(node)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        scopes: list[list[ast.AST]] = [list(tree.body), *functions]
+        for statements in scopes if name != DOOR else []:
+            imports = [node.lineno for node in statements if isinstance(node, ast.stmt) and "onnxruntime" in _packages(node)]
+            doors = [node.lineno for node in statements if isinstance(node, ast.Call) and ast.unparse(node) == "import_onnxruntime()"]
+            found += [f"{name}:{line}" for line in imports if not any(door < line for door in doors)]
+    return found
+
+
+def _packages(node: ast.stmt) -> set[str]:
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return set()
+    return {module.split(".")[0] for module in imported_modules(ast.unparse(node))}
+
+
+def test_onnxruntime_is_imported_only_after_its_telemetry_is_off(root: Path) -> None:
+    assert unguarded_imports(root) == []
+
+
+def test_an_import_of_onnxruntime_with_telemetry_on_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "slipway").mkdir()
+    (tmp_path / "slipway" / "late.py").write_text(
+        "def right():\n    import_onnxruntime()\n    from onnxruntime.quantization import x\n"
+        "def wrong():\n    from onnxruntime.quantization import x\n    import_onnxruntime()\n"
+    )
+    assert unguarded_imports(tmp_path) == ["slipway/late.py:5"]

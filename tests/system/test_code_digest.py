@@ -1,0 +1,125 @@
+"""A stage's digest changes with the code that it reaches, and with nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from slipway.system import code_digest
+from slipway.system.code_digest import reached_files, recall, remember, stage_digest, stage_files, stage_names
+from slipway.system.errors import IntegrityError
+
+FILES = {
+    "stages/__init__.py": "",
+    "stages/code.py": "",
+    "stages/train.py": "from slipway import a\n",
+    "stages/verify.py": "from slipway import service_process\n",
+    "slipway/__init__.py": "",
+    "slipway/a.py": "from .b import c\n",
+    "slipway/b.py": "def f():\n    import slipway.deep.d\n",
+    "slipway/deep/__init__.py": "",
+    "slipway/deep/d.py": "import numpy\nfrom .. import e\n",
+    "slipway/e.py": "X = 1\n",
+    "slipway/unused.py": "",
+    "slipway/service_process.py": 'COMMAND = ["serve", "serving.service:Service"]\n',
+    "serving/__init__.py": "",
+    "serving/service.py": "import serving.page.site\n",
+    "serving/page/site.py": "",
+    "serving/page/app.js": "1",
+    "serving/page/pictures/icon.svg": "2",
+    "serving/page/__pycache__/site.pyc": "3",
+    "serving/page/.hidden": "4",
+    "transforms/__init__.py": "",
+    "transforms/faces.py": "from slipway.unused import x\n",
+    "transforms/table.csv": "5",
+}
+
+
+@pytest.fixture(name="tree")
+def _tree(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def test_a_stage_reaches_imports_of_imports_and_no_more(tree: Path) -> None:
+    assert set(stage_files(tree, "train")) == {
+        *("stages/train.py", "slipway/__init__.py", "slipway/a.py", "slipway/b.py"),
+        *("slipway/deep/d.py", "slipway/e.py"),
+    }
+
+
+def test_verify_reaches_the_service_its_assets_and_the_users_code(tree: Path) -> None:
+    reached = set(stage_files(tree, "verify"))
+    assert {"serving/service.py", "serving/page/app.js", "serving/page/pictures/icon.svg"} <= reached
+    assert {"transforms/faces.py", "transforms/table.csv", "slipway/unused.py"} <= reached
+    assert not {"serving/page/__pycache__/site.pyc", "serving/page/.hidden"} & reached
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        ("slipway/e.py", {"train"}),
+        ("stages/verify.py", {"verify"}),
+        ("slipway/unused.py", {"verify"}),
+        ("serving/page/app.js", {"verify"}),
+        ("transforms/faces.py", {"verify"}),
+        ("slipway/__init__.py", {"train", "verify"}),
+        ("stages/code.py", set()),
+    ],
+)
+def test_a_changed_line_changes_the_digests_of_the_stages_that_reach_it(tree: Path, name: str, stages: set[str]) -> None:
+    before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
+    (tree / name).write_text(FILES[name] + "Y = 2\n")
+    assert {stage for stage in before if stage_digest(tree, stage) != before[stage]} == stages
+
+
+def test_a_changed_comment_changes_no_digest(tree: Path) -> None:
+    before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
+    for name, content in FILES.items():
+        if name.endswith(".py"):
+            (tree / name).write_text(f'"""Text."""\n\n# why\n{content}')
+    assert {stage: stage_digest(tree, stage) for stage in before} == before
+
+
+def test_a_users_file_that_is_not_python_counts_as_it_is(tree: Path) -> None:
+    (tree / "transforms/old.py").write_text("print 1  # one\n")
+    before = stage_digest(tree, "verify")
+    (tree / "transforms/old.py").write_text("print 1  # two\n")
+    assert stage_digest(tree, "verify") != before
+
+
+def test_a_stage_without_code_is_an_error_and_no_empty_digest(tree: Path) -> None:
+    (tree / "stages/train.py").unlink()
+    with pytest.raises(IntegrityError, match=r"train has no digest: stages/train\.py is missing"):
+        stage_digest(tree, "train")
+
+
+def test_the_stages_are_those_with_a_file(tree: Path) -> None:
+    assert stage_names(tree) == ["train", "verify"]
+
+
+def test_what_was_remembered_is_not_taken_for_other_content(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stage_digest(tree, "train")
+    remember(tree)
+    monkeypatch.setattr(code_digest, "_SOURCES", {})
+    recall(tree)
+    assert code_digest._SOURCES
+    assert stage_digest(tree, "train") == before
+    (tree / "slipway/e.py").write_text("X = 2\n")
+    assert stage_digest(tree, "train") != before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"reader": "another", "sources": {"a": ["b", []]}}'])
+def test_what_another_version_remembered_is_not_taken_up(tree: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_digest, "_SOURCES", {})
+    (tree / ".work").mkdir()
+    (tree / ".work/code.json").write_text(content)
+    recall(tree)
+    assert code_digest._SOURCES == {}
+
+
+def test_a_project_without_code_of_its_own_has_the_installed_ones(tmp_path: Path, root: Path) -> None:
+    start = Path("stages/train.py")
+    assert reached_files(tmp_path, [start]) == reached_files(root, [start])
+    assert stage_digest(tmp_path, "train") == stage_digest(root, "train")
