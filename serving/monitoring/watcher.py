@@ -387,11 +387,11 @@ class Watcher:
             return
         model = self._model(served.bundle, served.selection.actual.variant)
         history, quality = self._store.history(model.key), self._store.quality(model.version)[0]
-        self._metrics.figures = _figures(history, quality)
         self._status = {
             "drift": self._describe_drift(model, history),
             "feedback": _describe_feedback(model, history, quality),
         }
+        self._metrics.figures = _figures(history, quality)
 
     def _describe_drift(self, model: WatchedModel, history: list[dict[str, Any]]) -> dict[str, Any]:
         opened = self._store.open_rows(model.key)
