@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from http import HTTPStatus
 from time import perf_counter
 from typing import Literal
 
@@ -25,7 +24,8 @@ from serving.worker import Inference
 
 logger = logging.getLogger("bentoml.slipway")
 
-_PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_PASSING = ("queue_full", "not_ready")  # their callers are to come again
+_CLOSE = ("connection", "close")
 Port = Literal["only", "main", "operators"]
 
 
@@ -37,8 +37,8 @@ class Front:
         self._inference = inference
         self._gate = gate or Gate(inference.settings, inference.monitoring)
         port = port or ("main" if inference.settings.admin_port else "only")
-        self._turns = Turns()
         self._most_drain_s = min(DRAIN_S, inference.settings.request_timeout_s / 4)
+        self._turns = Turns(inference.settings.max_connections, self._most_drain_s)
         self._routes = {path: route for path, route in all_routes(inference).items() if _is_answered_at(port, path, route)}
 
     def for_operators(self) -> "Front":
@@ -73,10 +73,10 @@ class Front:
                 return None
             response = await handler(request)
         except Refusal as refusal:
-            if refusal.status in _PASSING and _has_body(request.headers):
-                await self._let_in(incoming, request)
-            response = self._refuse(refusal, request)
             _let_go_of_frames(refusal)
+            response = self._refuse(refusal, request)
+            if refusal.code in _PASSING and _has_body(request.headers) and not await self._let_in(incoming, request):
+                response = replace(response, headers=(*response.headers, _CLOSE))
         except ClientGoneError:
             self._inference.monitoring.client_gone()
             return None
@@ -86,7 +86,7 @@ class Front:
             response = self._refuse(Refusal("internal", "the service failed; its log has the details"), request)
         # A caller that waits to be asked for its body may send it all the same, or not: nobody could tell it from the next request.
         if incoming and not incoming.is_asked_for and b"expect" in request.headers:
-            response = replace(response, headers=(*response.headers, ("connection", "close")))
+            response = replace(response, headers=(*response.headers, _CLOSE))
         self._inference.monitoring.answered(label, response.status)
         return response
 
@@ -115,16 +115,27 @@ class Front:
             await incoming.drain(2 * self._inference.settings.max_body_bytes, self._most_drain_s)
             await send({"type": "http.response.body", "body": b""})
 
-    async def _let_in(self, incoming: Incoming | None, request: Request) -> None:
-        """Let a caller that is to come again send its whole body before it is answered, when it is its turn."""
-        max_bytes, most_s = self._inference.settings.max_body_bytes, self._most_drain_s
+    async def _let_in(self, incoming: Incoming | None, request: Request) -> bool:
+        """Let a caller that is to come again send its whole body before it is answered, when it is its turn.
+
+        False: so many wait that this one is to be answered at once, and its connection ended with what has not been read.
+        """
+        max_bytes = self._inference.settings.max_body_bytes
         declared = request.headers.get(b"content-length", b"0")
         num_bytes = min(int(declared[:20]) if declared.isdigit() else 0, max_bytes)
-        wait_s = self._turns.wait_s(asyncio.get_running_loop().time(), num_bytes, most_s)
-        if wait_s:
+        wait_s = self._turns.take(asyncio.get_running_loop().time(), num_bytes)
+        if wait_s is None:
+            if incoming:
+                incoming.is_drained = True
+            return False
+        request.body = None  # it is not to be held while others have their turn
+        try:
             await asyncio.sleep(wait_s)
-        if incoming and not incoming.is_whole and b"expect" not in request.headers:
-            await incoming.drain(max_bytes, most_s)
+            if incoming and not incoming.is_whole and b"expect" not in request.headers:
+                await incoming.drain(max_bytes, self._most_drain_s)
+        finally:
+            self._turns.end(incoming.num_bytes - num_bytes if incoming else 0)
+        return True
 
     def _require_route(self, found: str | None, request: Request) -> Route:
         if found is None:

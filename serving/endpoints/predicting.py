@@ -80,6 +80,7 @@ async def predict_within_deadline(
             code, message = "deadline_exceeded", "there was no answer within"
             with inference.admit() as place:
                 asked = parse()
+                del parse  # and the body with it
                 if not isinstance(asked, Payload):
                     asked = await asked
                 has_read = perf_counter()

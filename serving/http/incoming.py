@@ -5,6 +5,7 @@ is closed with unread bytes is reset (RFC 9112, section 9.6). So the rest is rea
 """
 
 import asyncio
+import contextlib
 
 from starlette.types import Message, Receive
 
@@ -21,36 +22,51 @@ class Incoming:
         self.is_asked_for = False
         self.is_whole = False
         self.is_drained = False  # as far as it is going to be
+        self.num_bytes = 0  # that came
 
     async def __call__(self) -> Message:
         """The next message, as `receive` in ASGI."""
         self.is_asked_for = True
         message = await self._receive()
+        self.num_bytes += len(message.get("body", b""))
         self.is_whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
         return message
 
     async def drain(self, max_bytes: int, seconds: float) -> None:
         """Read and forget the rest, at most about `max_bytes` and for `seconds`."""
-        num_bytes, self.is_drained = 0, True
-        try:
+        most, self.is_drained = self.num_bytes + max_bytes, True
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self.is_whole and num_bytes <= max_bytes:
-                    num_bytes += len((await self()).get("body", b""))
-        except TimeoutError:
-            return
+                while not self.is_whole and self.num_bytes <= most:
+                    await self()
 
 
 class Turns:
     """Lets refused bodies in one after the other, no faster than DRAIN_BYTES_S.
 
     Callers that ask again at once would otherwise have the service read bodies that it refuses instead of answering others.
+    Times are seconds of any clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_waiting: int, most_s: float) -> None:
+        """At most `max_waiting` callers wait, each at most `most_s` seconds."""
+        self._max_waiting, self._most_s = max_waiting, most_s
+        self._num_waiting = 0
         self._free_at = 0.0
 
-    def wait_s(self, now: float, num_bytes: int, most_s: float) -> float:
-        """Seconds until the turn of a body of so many bytes, `most_s` at most; `now` in seconds of any clock."""
+    def take(self, now: float, num_bytes: int) -> float | None:
+        """Seconds until the turn of a body that is said to have so many bytes; None if there is none soon enough.
+
+        To be ended with `end`.
+        """
         begin = max(self._free_at, now)
-        self._free_at = min(begin + (num_bytes + REFUSAL_BYTES) / DRAIN_BYTES_S, now + most_s)
-        return min(begin - now, most_s)
+        if begin - now > self._most_s or self._num_waiting >= self._max_waiting:
+            return None
+        self._num_waiting += 1
+        self._free_at = begin + (num_bytes + REFUSAL_BYTES) / DRAIN_BYTES_S
+        return begin - now
+
+    def end(self, more_bytes: int) -> None:
+        """A turn is over, in which so many bytes more were read than had been said: less than 0 where there were fewer."""
+        self._num_waiting -= 1
+        self._free_at += more_bytes / DRAIN_BYTES_S

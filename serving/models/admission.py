@@ -66,15 +66,14 @@ class BatchTimes:
 
 
 class Place:
-    """A request's place inside: it holds one item from its entry on, and as many as it has once they are known."""
+    """A request's place inside: it holds as many items as are usual from its entry on, and as many as it has once they are known."""
 
     __slots__ = ("_admission", "num_items")
 
     def __init__(self, admission: "Admission") -> None:
         """Refusal if it has to stay outside."""
-        admission.enter(None)
+        self.num_items = admission.enter(None)
         self._admission = admission
-        self.num_items = 1
 
     def has(self, num_items: int) -> None:
         """It is known now how many items the request has."""
@@ -140,12 +139,12 @@ class Admission:
         """Items a second that can be answered; infinity while nothing is known."""
         return self._batch_speed if self._speed is None else self._speed
 
-    def enter(self, num_items: int | None = 1) -> None:
-        """Let a request in. Refusal if it has to stay outside.
+    def enter(self, num_items: int | None = 1) -> int:
+        """Let a request in with so many items; Refusal if it has to stay outside.
 
-        None: its body has not been parsed. It enters with one item and grows; until then it is asked for as many as is usual.
+        None: its body has not been parsed. It enters with as many as is usual, which are returned.
         """
-        expected = self._usual_items if num_items is None else num_items
+        expected = round(self._usual_items) if num_items is None else num_items
         asked = self._num_items + expected
         if asked <= self._bound and not self._num_refused and not self.is_overloaded:  # as nearly always
             self._demand = asked
@@ -153,7 +152,8 @@ class Admission:
             self._shed(self.most_items)
         self._require_room(expected)
         self._num_requests += 1
-        self._num_items += 1 if num_items is None else num_items
+        self._num_items += expected
+        return expected
 
     def require_room(self) -> None:
         """Refusal if a request whose body has not arrived would have to stay outside now. It takes no place: a slow caller holds none."""

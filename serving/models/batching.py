@@ -133,9 +133,10 @@ class MicroBatcher(Generic[Row]):
             self._working = asyncio.create_task(self._work())
         return submission
 
-    def shed(self, num_kept: int, reason: Callable[[], Exception]) -> None:
-        """Answer the newest of those that wait with a `reason`, all but the first `num_kept` rows: there is more to do than can be done.
+    def shed(self, num_kept: int, reason: Callable[[int], Exception]) -> None:
+        """Answer the newest of those that wait, all but the first `num_kept` rows: there is more to do than can be done.
 
+        `reason` gives the answer to a request of so many rows.
         If any are kept, the oldest request stays, however many rows it has.
         """
         num_rows = 0
@@ -143,7 +144,7 @@ class MicroBatcher(Generic[Row]):
             num_rows += submission.num_rows
             is_kept = num_rows <= num_kept or (position == 0 and num_kept > 0)
             if not is_kept and not submission.num_taken and not submission.answer.done():
-                submission.answer.set_exception(reason())
+                submission.answer.set_exception(reason(submission.num_rows))
 
     async def close(self) -> None:
         """Finish what waits, then end the thread, which has nothing to do then."""

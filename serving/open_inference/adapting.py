@@ -170,7 +170,8 @@ def _bitmap(pixels: NDArray[np.uint8]) -> bytes:
 def _rows(inputs: list[Tensor], contract: ColumnContract, max_rows: int) -> bytes:
     """JSON rows, as `/predict` takes them."""
     columns = {column.name: column for column in contract.columns}
-    count = inputs[0].shape[0] if inputs[0].shape else 0
+    first = next((tensor for tensor in inputs if tensor.name in columns), inputs[0])
+    count = first.shape[0] if first.shape else 0
     _require_count(count, max_rows, "SLIPWAY_MAX_ROWS")
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for tensor in inputs:
@@ -191,7 +192,7 @@ def _cells(tensor: Tensor, column: Column, count: int) -> list[Any]:
     if tensor.datatype not in expected:
         raise mismatch(f"{tensor.datatype} was found, a {column.kind} is {' or '.join(expected)}", tensor.name)
     if tensor.shape not in ((count,), (count, 1)):
-        raise mismatch(f"its shape is {list(tensor.shape)}, expected [{count}] as for the first tensor, or [{count}, 1]", tensor.name)
+        raise mismatch(f"its shape is {list(tensor.shape)}, expected [{count}] as for the first column, or [{count}, 1]", tensor.name)
     return [_cell(value, tensor.name, position) for position, value in enumerate(tensor.values.ravel().tolist())]
 
 

@@ -84,7 +84,7 @@ def abort(settings: Settings) -> Rollout:
     with commanding(settings.state):
         rollout = read_rollout(settings.state)
         if rollout.candidate is None:
-            stable = " ".join(_stable_names(settings, rollout))
+            stable = _stable_told(rollout, _stable_names(settings, rollout))
             raise RolloutError(f"there is no candidate to end; {stable} is served.{_last(rollout)} Nothing was changed.")
         return _end(settings, rollout.candidate)
 
@@ -94,11 +94,12 @@ def rollback(settings: Settings, version: str | None = None, clock: Callable[[],
 
     RolloutError if it is neither: it went meanwhile, by itself or by another operator, and what serves now is another model. Without
     a version the candidate is left, else the stable model, but not within CALM_S after a candidate went: probably that one is meant.
+    The same holds for a version that the stable model shares with a candidate that went; the stable one's folder names it alone.
     """
     with commanding(settings.state):
         rollout = read_rollout(settings.state)
         candidate, names = rollout.candidate, _stable_names(settings, rollout)
-        stable = " ".join(names)
+        stable = _stable_told(rollout, names)
         if candidate and version in (None, candidate.name):
             return _end(settings, candidate)
         if candidate:
@@ -110,11 +111,12 @@ def rollback(settings: Settings, version: str | None = None, clock: Callable[[],
             raise RolloutError(f"{version} is not served; {stable} is.{_last(rollout, version)} Nothing was changed.")
         if not rollout.history:
             raise RolloutError("nothing was served before that could be returned to. Deploy a bundle, or `reset` to SLIPWAY_BUNDLE.")
-        gone = _gone_lately(rollout, clock()) if version is None else None
-        if gone:
+        gone = _gone_lately(rollout, clock())
+        if gone and version in (None, gone.model):
+            alone = names[-1] if gone.model == names[0] else stable
             raise RolloutError(
                 f"{_told(gone)} {stable} is served, and would be replaced by {name_of(rollout.history[-1])}. Nothing was changed. "
-                f"If {stable} is to be left, name it: rollback {stable}"
+                f"If {stable} is to be left, name it: rollback {alone}"
             )
         before = rollout.history[-1]
         return _put(settings, lambda now: _candidate(now, "deploy", before, replaces=now.stable, returns=True), _alive(settings.state))
@@ -211,10 +213,15 @@ def _end(settings: Settings, candidate: Candidate) -> Rollout:
 
 
 def _stable_names(settings: Settings, rollout: Rollout) -> list[str]:
-    """The names of the stable model: its version; SLIPWAY_BUNDLE and the version that workers serve of it."""
+    """The names of the stable model: its version and its folder; or SLIPWAY_BUNDLE and the version that workers serve of it."""
     if rollout.stable:
-        return [rollout.stable.version]
+        return [rollout.stable.version, rollout.stable.folder]
     return [name_of(None), *sorted({report.serving for report in _alive(settings.state) if report.serving})]
+
+
+def _stable_told(rollout: Rollout, names: list[str]) -> str:
+    """The stable model, for people."""
+    return names[0] if rollout.stable else " ".join(names)
 
 
 def _gone_lately(rollout: Rollout, now: float) -> Event | None:

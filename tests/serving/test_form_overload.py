@@ -1,6 +1,7 @@
 """Overload with forms of several images: refused before they are parsed, and no refusal is lost to a reset connection."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -24,7 +25,7 @@ from serving.requests import reading
 from serving.settings import Settings
 from serving.worker import Inference
 from slipway.inputs.multipart import encode_images
-from tests.serving.bundles import certify, picture, slow_classifier, write_bundle
+from tests.serving.bundles import COLUMNS, ROW, certify, picture, row_classifier, slow_classifier, write_bundle
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, error_of, run
 from tests.serving.server import free_port, running
@@ -117,6 +118,41 @@ def test_a_place_grows_with_the_items_of_its_request_and_gives_all_of_them_back(
     assert (admission.num_requests, admission.num_items) == (0, 0)
 
 
+def test_a_place_holds_as_many_items_as_are_usual_until_it_is_known_how_many_there_are() -> None:
+    admission = Admission(200, 1.0, 2, lambda num_kept: None)
+    for _ in range(100):
+        with Place(admission) as place:
+            place.has(32)
+    with Place(admission), Place(admission) as small:
+        assert admission.num_items == 2 * 32
+        small.has(1)
+        assert admission.num_items == 33
+    assert (admission.num_requests, admission.num_items) == (0, 0)
+
+
+def test_the_rows_of_a_text_are_counted_once_they_are_decoded(certified: Path, make_settings: MakeSettings) -> None:
+    certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=COLUMNS))
+    rows = json.dumps({"rows": [ROW] * 20})
+
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        for _ in range(100):
+            assert (await client.post("/predict", content=rows, headers={"content-type": "application/json"})).status_code == 200
+        held: list[int] = []
+        live = inference._live
+        assert live
+        decode = live.decoder.decode
+
+        async def noted(*items: bytes) -> Any:
+            held.append(inference._admission.num_items)
+            return await decode(*items)
+
+        live.decoder.decode = noted  # type: ignore[method-assign]
+        assert (await client.post("/predict", content=rows, headers={"content-type": "application/json"})).status_code == 200
+        assert held == [20]
+
+    run(make_settings(), work)
+
+
 def measured_admission(shed: list[int]) -> Admission:
     """At a model that answers 320 items a second."""
     now = [0.0]
@@ -180,10 +216,43 @@ def test_what_is_drained_of_a_refused_body_has_a_bound_in_bytes_and_in_time(make
 
 
 def test_refused_bodies_take_turns_and_none_waits_longer_than_its_bound() -> None:
-    turns, body = Turns(), int(DRAIN_BYTES_S) - REFUSAL_BYTES  # of a second
-    assert [turns.wait_s(10.0, body, 2.5) for _ in range(5)] == [0.0, 1.0, 2.0, 2.5, 2.5]
-    assert turns.wait_s(100.0, body, 2.5) == 0.0
-    assert turns.wait_s(100.5, 0, 2.5) == 0.5
+    turns, body = Turns(max_waiting=5, most_s=2.5), int(DRAIN_BYTES_S) - REFUSAL_BYTES  # of a second
+    assert [turns.take(10.0, body) for _ in range(4)] == [0.0, 1.0, 2.0, None]
+    assert turns.take(12.0, body) == 1.0
+    assert turns.take(100.0, body) == 0.0
+    assert turns.take(100.5, 0) is None  # five wait
+    turns.end(0)
+    assert turns.take(100.5, 0) == 0.5
+
+
+def test_a_turn_costs_the_others_what_was_read_in_it_not_what_was_said() -> None:
+    turns, body = Turns(max_waiting=5, most_s=2.5), int(DRAIN_BYTES_S)
+    for said, read in [(2 * body, 0), (0, body)]:
+        begin = turns.take(10.0, said)
+        turns.end(read - said)
+        following = turns.take(10.0, 0)
+        assert begin is not None
+        assert following == pytest.approx(begin + (read + REFUSAL_BYTES) / DRAIN_BYTES_S)
+
+
+def test_a_caller_without_a_turn_is_answered_at_once_and_its_connection_ends(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, inference: Inference) -> None:
+        received: list[int] = []
+        with inference.admit():
+            refused = await client.post("/predict", content=in_pieces(FORM, received), headers=FORM_TYPE)
+            waiting = asyncio.create_task(client.post("/predict", content=stays_silent(), headers=FORM_TYPE))
+            await asyncio.sleep(0.05)
+            received.clear()
+            at_once = await client.post("/predict", content=in_pieces(FORM, received), headers=FORM_TYPE)
+        assert [error_of(one)["code"] for one in (refused, at_once, await waiting)] == ["queue_full"] * 3
+        assert [one.headers.get("connection") for one in (refused, at_once)] == [None, "close"]
+        assert received == []
+
+    async def stays_silent() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.sleep(60)
+
+    run(make_settings(max_queue=1, max_connections=1, request_timeout_s=2.0), work)
 
 
 def refused_after(port: int, num_bytes: int, seconds: float, headers: str = "") -> bytes:

@@ -77,6 +77,23 @@ def test_rollback_of_the_stable_version_returns_to_the_model_before_at_once(retu
         commands.rollback(returned, STABLE.version)  # a second operator who saw the same
 
 
+def test_a_version_that_a_candidate_shared_with_the_stable_model_names_neither_for_ten_minutes(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    settings.state.mkdir(parents=True, exist_ok=True)
+    twin = STABLE.model_copy(update={"folder": f"{STABLE.version}-{'d' * 8}"})  # the same bundle with another certificate
+
+    def change(rollout: Rollout) -> Rollout:
+        served = rollout.changed(stable=STABLE, history=[BEFORE])
+        tried = served.changed(candidate=commands._candidate(served, "canary", twin, replaces=STABLE))
+        return tried.ended("rolled_back", "a worker died with it")
+
+    change_rollout(settings.state, change)
+    with pytest.raises(RolloutError, match=f"Nothing was changed. If {STABLE.version} is to be left, name it: rollback {STABLE.folder}$"):
+        commands.rollback(settings, STABLE.version)
+    assert read_rollout(settings.state).stable == STABLE
+    assert commands.rollback(settings, STABLE.folder).stable == BEFORE
+
+
 def test_abort_without_a_candidate_says_what_is_served_and_what_became_of_the_last_one(returned: Settings) -> None:
     with pytest.raises(RolloutError, match=f"no candidate to end; {STABLE.version} is served. {CANDIDATE.version} rolled back at"):
         commands.abort(returned)

@@ -82,7 +82,8 @@ def test_columns_that_training_ignored_are_accepted_everywhere_and_named(certifi
     contract = COLUMNS.model_copy(update={"ignored": ["customer", "note"]})
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier(), input=contract))
     row = ROW | {"customer": 17, "note": "called twice"}
-    tensors = [{"name": name, "datatype": "BYTES", "shape": [1], "data": [str(row[name])]} for name in ("customer", "note")]
+    # What is ignored has a shape of its own; also in the first place it does not say how many rows there are.
+    tensors = [{"name": name, "datatype": "BYTES", "shape": [2], "data": [str(row[name])] * 2} for name in ("customer", "note")]
     tensors += [
         {"name": name, "datatype": kind, "shape": [1], "data": [row[name]]}
         for name, kind in zip(ROW, ["FP64", "FP64", "BYTES", "BYTES", "BOOL", "BYTES"], strict=True)

@@ -364,9 +364,9 @@ def test_the_newest_that_wait_can_be_sent_out_of_the_queue_again() -> None:
         batcher = MicroBatcher(recorder.run, 2)
         submissions = [batcher.submit(np.full((2, 1), number)) for number in range(5)]
         await asyncio.sleep(0)  # the first is with the model
-        batcher.shed(3, lambda: OverflowError("sent out"))
+        batcher.shed(3, lambda num_rows: OverflowError(f"{num_rows} rows sent out"))
         done = await asyncio.gather(*(submission.answer for submission in submissions), return_exceptions=True)
-        assert [isinstance(one, OverflowError) for one in done] == [False, False, True, True, True]
+        assert [str(one) if isinstance(one, OverflowError) else None for one in done] == [None, None, *["2 rows sent out"] * 3]
         await batcher.close()
 
     run(work())

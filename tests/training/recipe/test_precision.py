@@ -1,3 +1,5 @@
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,16 @@ from slipway.training.distributed.strategies import Placement, PrecisionName, tr
 from slipway.training.networks.networks import Network, build_network
 from slipway.training.recipe.precision import fit_into_half
 from tests.project_params import PROJECT
-from tests.training.conftest import CONTRACT, spec
+from tests.training.conftest import CONTRACT, spec, write_project
+from tests.training.real_runs import run_training
 
 # Attention masks and rotary tables are buffers in float32.
 WITH_BUFFERS = [
     ("timm/swin_tiny_patch4_window7_224", {"img_size": 56, "depths": [2, 2], "embed_dim": 24, "num_heads": [1, 2]}, 56),
     ("timm/eva02_tiny_patch14_224", {"img_size": 28, "depth": 2, "embed_dim": 96}, 28),
 ]
+
+MODULE = "tests.training.typed_training"
 
 
 def _network(name: str, arguments: dict[str, Any], size_px: int) -> Network:
@@ -67,3 +72,24 @@ def test_ddp_leaves_running_statistics_to_each_rank_until_they_are_averaged() ->
     strategy = trainer_arguments(Placement("ddp", "32-true", "cpu", 2, 1, "none", None, ()), 16)["strategy"]
     assert isinstance(strategy, DDPStrategy)
     assert strategy._ddp_kwargs == {"broadcast_buffers": False, "find_unused_parameters": False}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("strategy", "precision", "computed", "weights"),
+    [
+        ("single", "bf16-mixed", "bfloat16", "float32"),
+        ("ddp", "bf16-mixed", "bfloat16", "float32"),
+        pytest.param("single", "32-true", "float32", "float32", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "bf16-mixed", "bfloat16", "bfloat16", marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "16-mixed", "float16", "float16", marks=pytest.mark.nightly),
+    ],
+)
+def test_each_process_computes_in_the_precision_that_was_asked_for(
+    tmp_path: Path, strategy: str, precision: str, computed: str, weights: str
+) -> None:
+    devices = 1 if strategy == "single" else 2
+    done = run_training(write_project(tmp_path, strategy=strategy, precision=precision, devices=devices, epochs=2), MODULE)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^typed rank (\d): computed {(.*)}, weights {(.*)}, loss torch.float32$", done.stdout, re.MULTILINE)
+    assert sorted(found) == [(str(rank), f"torch.{computed}", f"torch.{weights}") for rank in range(devices)]
