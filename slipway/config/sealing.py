@@ -29,6 +29,7 @@ from slipway.system.code_digest import CODE_DIGESTS, recall, stage_files
 from slipway.system.errors import ParamsError, SchemaError, SealError
 
 SEALS = Path("artifacts/seals")
+_FORMAT = 2
 _PARAMS, _PIPELINE, _LOCK = "params.yaml", Path("dvc.yaml"), Path("dvc.lock")
 _MODEL = "artifacts/checkpoint"  # whose model.json holds the params of train
 _ROOT = Path()
@@ -63,6 +64,7 @@ class Seal:
     params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
     code: dict[str, str]  # hex digest by path
     inputs: dict[str, dict[str, str]]  # per dependency: digest of sizes, times and inodes by folder
+    data: dict[str, str]  # hex MD5, as in dvc.lock, of the raw tables and archives that the first stage reads
     before: list[str]  # stages
 
     def check(self) -> None:
@@ -78,7 +80,13 @@ class Seal:
 
     def write(self) -> None:
         """Write digests and params, which are equal for equal runs."""
-        content = {"format_version": 1, "stage": self.stage, "params": self.params, "code": files.digest_json(self.code)}
+        content = {
+            "format_version": _FORMAT,
+            "stage": self.stage,
+            "params": self.params,
+            "code": files.digest_json(self.code),
+            "data": self.data,
+        }
         files.write_json(_seal_path(self.stage), content)
 
 
@@ -97,12 +105,14 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
         return
     recall(_ROOT)
     pipeline = _read_pipeline(content)
+    before, deps = pipeline.before(stage), pipeline.deps.get(stage, [])
     seal = Seal(
         stage=stage,
         params=_picked(content, pipeline.params.get(stage, list(content))),
         code=stage_files(_ROOT, stage),
-        inputs={path: _state(Path(path)) for path in pipeline.deps.get(stage, [])},
-        before=pipeline.before(stage),
+        inputs={path: _state(Path(path)) for path in deps},
+        data={} if before else {path: files.md5_file(Path(path)) for path in deps if Path(path).is_file()},
+        before=before,
     )
     _check_code(seal)
     _check_before(seal, pipeline)
@@ -165,6 +175,9 @@ def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
             continue  # run by hand, or never
         found = _read_seal(stage)
         changes = _changes(found["params"], entry.get("params", {}).get(_PARAMS, {}))
+        recorded = {dep["path"]: dep["md5"] for dep in entry.get("deps", []) if dep.get("hash") == "md5"}
+        data = {path: digest for path, digest in found["data"].items() if path in recorded}
+        changes += _changes(data, {path: recorded[path] for path in data})
         changes += _changes({"code": found["code"]}, {"code": entry.get("params", {}).get(CODE_DIGESTS.name, {}).get(stage)})
         if changes:
             raise SealError(
@@ -236,7 +249,7 @@ def _read_seal(stage: str) -> dict[str, Any]:
         raise SealError(f"{path} is missing, so nothing says what {stage} ran with. Run `dvc repro {stage}`.") from None
     except ValueError as error:
         raise SealError(f"{path} is not readable ({error}). Run `dvc repro -f {stage}`.") from None
-    if not isinstance(content, dict) or content.get("format_version") != 1:
+    if not isinstance(content, dict) or content.get("format_version") != _FORMAT:
         raise SealError(f"{path} is of another version. Run `dvc repro -f {stage}`.")
     return content
 

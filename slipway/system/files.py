@@ -19,7 +19,6 @@ from typing import IO, Any
 
 from slipway.system.errors import IntegrityError, LockedError
 
-_CHUNK_BYTES = 1 << 20
 _USUAL = 0o666  # a mode, less what the umask takes
 PRIVATE = 0o600  # a mode: for its owner alone
 
@@ -31,11 +30,14 @@ def sha256_bytes(payload: bytes | memoryview) -> str:
 
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's content, read in chunks."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def md5_file(path: Path) -> str:
+    """Hex MD5 of a file's content, which is how DVC names it; read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
