@@ -20,7 +20,7 @@ from slipway.system.errors import IntegrityError, SchemaError
 
 _MOST_DIRECTIONS = 64
 _FURTHEST = 1e6  # a feature beyond counts as there: squares have to stay finite, and the service answers no infinity
-_LEAST_SHARE = 1e-4  # of the mean variance: what varies less is rounding, by which runtimes differ
+_LEAST_SHARE = 1e-4  # of the mean square: what varies less is rounding, which is relative to a feature, and by which runtimes differ
 _FIX = "Run `dvc repro evaluate`."
 _NAMES = ("centre", "directions", "inverse_deviations", "inverse_rest")
 
@@ -58,7 +58,7 @@ def fit_outlier_score(layer: str, features: NDArray[np.float32]) -> OutlierScore
     centre = rows.mean(axis=0)
     variances, directions = np.linalg.eigh(np.cov(rows, rowvar=False, bias=True).reshape(rows.shape[1], -1))  # ascending
     num_kept = min(_MOST_DIRECTIONS, len(variances))
-    least = max(float(variances.mean()) * _LEAST_SHARE, 1e-12)
+    least = max(float((rows * rows).mean()) * _LEAST_SHARE, 1e-12)
     kept, rest = variances[::-1][:num_kept], variances[::-1][num_kept:]
     deviations = np.sqrt(np.maximum(kept, least))
     common = float(np.sqrt(max(rest.mean(), least))) if len(rest) else 1.0

@@ -139,6 +139,18 @@ def test_features_without_any_spread_and_features_beyond_all_bounds_have_finite_
             assert found[1] > found[0]
 
 
+def test_rounding_of_features_that_hardly_vary_is_not_magnified() -> None:
+    """As of a network that learned little from few rows: its exported graph rounds otherwise, and is to have the same scores."""
+    generator = np.random.default_rng(0)
+    widths = 0.3 * 0.5 ** np.arange(64)  # the narrowest are far below float32's steps
+    features = (1 + generator.normal(size=(200, 64)) * widths).astype(np.float32)
+    score = fit_outlier_score("", features)
+    rounded = features * (1 + generator.choice([-1, 0, 1], features.shape).astype(np.float32) * np.float32(2**-23))
+    with torch.inference_mode():
+        found, again = (score(torch.from_numpy(rows)) for rows in (features, rounded))
+    assert (found - again).abs().max() < 1e-5 < found.min()
+
+
 def test_fewer_rows_than_features_still_tell_strangers() -> None:
     generator = np.random.default_rng(0)
     score = fit_outlier_score("", generator.normal(size=(30, 200)).astype(np.float32))
