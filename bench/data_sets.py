@@ -14,7 +14,7 @@ from typing import Any
 from bench.conditions import conditions
 from slipway.artifacts.certificate import read_certificate
 from slipway.reports.console import interval, number
-from slipway.reports.evaluation import read_metrics
+from slipway.reports.evaluation.record import read_metrics
 from slipway.system import files
 from tests.end_to_end.project import Project, copy_checkout
 

@@ -23,7 +23,7 @@ from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, r
 from slipway.inputs.columns import ColumnContract
 from slipway.metrics.scores import Resampling, regression_metrics
 from slipway.reports.console import interval, number
-from slipway.reports.evaluation import read_metrics
+from slipway.reports.evaluation.record import read_metrics
 from slipway.system import files
 
 RESULT = Path.cwd() / "bench/results/gradient_boosting.md"

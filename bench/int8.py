@@ -19,16 +19,16 @@ from torch.nn import functional
 from bench.conditions import conditions
 from slipway.artifacts.bundle import Metric, OutputContract
 from slipway.config.params import load_params
-from slipway.export.graph import export_graph
-from slipway.export.int8_search import search
-from slipway.export.leaderboard import metric_loss
-from slipway.export.quantization import CPU, StaticQuantizer
-from slipway.export.timing import Timings, measure_in_turns
-from slipway.export.variants import run_in_batches
+from slipway.export.certification.timing import Timings, measure_in_turns
+from slipway.export.graphs.graph import export_graph
+from slipway.export.graphs.int8_search import search
+from slipway.export.graphs.quantization import CPU, StaticQuantizer
+from slipway.export.graphs.variants import run_in_batches
+from slipway.export.precision.leaderboard import metric_loss
 from slipway.inputs.images import ImageContract
 from slipway.metrics.scores import Resampling
 from slipway.reports.console import size
-from slipway.reports.leaderboard_page import times_text
+from slipway.reports.pages.leaderboard_page import times_text
 from slipway.runtimes.cpu_int8 import int8_instructions, weight_bits
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files

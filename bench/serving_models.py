@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slipway.artifacts.bundle import LoadedBundle, OutputContract
-from slipway.export.graph import export_graph
+from slipway.export.graphs.graph import export_graph
 from slipway.inputs.images import ImageContract
 from slipway.training.networks.networks import NetworkSpec, build_network
 from tests.calibrations import calibrated

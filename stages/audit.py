@@ -7,8 +7,8 @@ from slipway.config.params import Params
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.data.engine.work_folder import work_folder
 from slipway.data.splits.audit_folds import audited_rows
-from slipway.reports.label_issues import LabelIssues, judge, report, write_rows
-from slipway.reports.label_issues_page import label_issues_page, page_of_no_audit
+from slipway.reports.evaluation.label_issues import LabelIssues, judge, report, write_rows
+from slipway.reports.pages.label_issues_page import label_issues_page, page_of_no_audit
 from slipway.system import files
 
 PACKED = Path("data/packed")

@@ -15,15 +15,15 @@ from slipway.data.store.transform_table import TRANSFORM_TABLE
 from slipway.data.tables.raw_columns import read_raw_columns
 from slipway.export.released import ask_released, open_released
 from slipway.metrics.scores import Resampling
-from slipway.reports.calibration import Worth, uncalibrated
-from slipway.reports.evaluation import write_evaluation
-from slipway.reports.evaluation_page import evaluation_page
+from slipway.reports.evaluation.calibration import Worth, uncalibrated
+from slipway.reports.evaluation.measuring import judge, measure_rows
+from slipway.reports.evaluation.plots import write_plots
+from slipway.reports.evaluation.predictions import write_predictions
+from slipway.reports.evaluation.record import write_evaluation
+from slipway.reports.evaluation.release_comparison import ReleasedAnswers
+from slipway.reports.evaluation.slices import Dimension, built_in_dimensions, of_column
 from slipway.reports.evaluation_text import evaluation_text
-from slipway.reports.measuring import judge, measure_rows
-from slipway.reports.plots import write_plots
-from slipway.reports.predictions import write_predictions
-from slipway.reports.release_comparison import ReleasedAnswers
-from slipway.reports.slices import Dimension, built_in_dimensions, of_column
+from slipway.reports.pages.evaluation_page import evaluation_page
 from slipway.system import files
 from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import NetworkSpec, load_network

@@ -9,8 +9,8 @@ from slipway.config.params import Params
 from slipway.config.sealing import sealed_params
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation import read_baseline, read_coverage, read_metrics
-from slipway.reports.leaderboard_page import leaderboard_page, leaderboard_text
+from slipway.reports.evaluation.record import read_baseline, read_coverage, read_metrics
+from slipway.reports.pages.leaderboard_page import leaderboard_page, leaderboard_text
 from slipway.system import files
 
 CHECKPOINT = Path("artifacts/checkpoint")
@@ -28,9 +28,9 @@ PAGE = Path("reports/leaderboard.html")
 def run(params: Params) -> None:
     """Export, check, measure, choose and bundle."""
     from slipway.export.bundling import ExportRows, Pruned, Trained, write_bundle
-    from slipway.export.lineage import trace_lineage
+    from slipway.export.certification.lineage import trace_lineage
+    from slipway.export.graphs.variants import calibration_rows
     from slipway.export.model_card import CardFacts, model_card, read_report
-    from slipway.export.variants import calibration_rows
     from slipway.training.networks.networks import load_network, read_model_card
     from slipway.training.pruning.result import load_pruned, read_pruned
     from slipway.training.uncertainty.calibrated import calibrated

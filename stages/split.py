@@ -8,7 +8,7 @@ from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write
 from slipway.data.splits.report import report, summary
 from slipway.data.splits.splitting import check_columns, split_rows
 from slipway.data.tables.target_copies import find_target_copies, target_copy_report
-from slipway.reports.split_page import split_page
+from slipway.reports.pages.split_page import split_page
 from slipway.system import files
 
 CLEAN = Path("data/clean")

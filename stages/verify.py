@@ -15,8 +15,8 @@ from slipway.metrics.scores import Resampling
 from slipway.system import files
 
 if TYPE_CHECKING:
-    from slipway.export.comparison import Comparison
-    from slipway.export.hops import Measured
+    from slipway.export.certification.comparison import Comparison
+    from slipway.export.certification.hops import Measured
 
 PACKED = Path("data/packed")
 CHECKPOINT = Path("artifacts/checkpoint")
@@ -36,10 +36,10 @@ SERVICE_LOG = Path(".work/verify/service.log")
 
 def run(params: Params) -> None:
     """Run every hop, write the certificate, and fail if it is refused."""
-    from slipway.export.certification import digest_everything, hop_table, make_certificate, raise_if_refused, refuse_changed, summarise
-    from slipway.export.comparison import Comparison, read_test_rows
-    from slipway.export.hops import HopRunner
-    from slipway.reports.verify_page import Answered, verify_page
+    from slipway.export.certification import verdict
+    from slipway.export.certification.comparison import Comparison, read_test_rows
+    from slipway.export.certification.hops import HopRunner
+    from slipway.reports.pages.verify_page import Answered, verify_page
     from slipway.training.networks.networks import load_network
     from slipway.training.uncertainty.calibrated import calibrated
 
@@ -50,35 +50,35 @@ def run(params: Params) -> None:
     comparison = Comparison(rows, Resampling(params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence))
     read = [BUNDLE / "bundle.json", CHECKPOINT / "model.json", CHECKPOINT / "weights.safetensors", PACKED / "manifest.json"]
     read += [CALIBRATION, OUTLIER_SCORE, GATES]
-    digests = digest_everything(bundle, read + sorted(ENGINE.glob("*")))
+    digests = verdict.digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     gates = read_gates(GATES)
-    refuse_changed({judged.path: judged.sha256 for judged in gates.judged}, bundle)
+    verdict.refuse_changed({judged.path: judged.sha256 for judged in gates.judged}, bundle)
     engine_digest = digests.get((ENGINE / PASSPORT).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
     through_tensorrt = [*runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE), runner.run_engine(ENGINE, engine_digest)]
     measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
-    draft = make_certificate(bundle, [hop for hop, _ in measured], digests, gates.results, engine_digest=engine_digest, draft=True)
+    draft = verdict.make_certificate(bundle, [hop for hop, _ in measured], digests, gates.results, engine_digest=engine_digest, draft=True)
     write_certificate(DRAFT, draft)
     measured.append(_run_service(params, comparison, bundle, measured))
 
     hops = [hop for hop, _ in measured]
     if first_fault(hops) is None:  # else the guilty hop is told
-        refuse_changed(digests, bundle)
-    certificate = make_certificate(bundle, hops, digests, gates.results, engine_digest=engine_digest, draft=False)
+        verdict.refuse_changed(digests, bundle)
+    certificate = verdict.make_certificate(bundle, hops, digests, gates.results, engine_digest=engine_digest, draft=False)
     write_certificate(CERTIFICATE, certificate)
-    files.write_json(METRICS, summarise(certificate))
+    files.write_json(METRICS, verdict.summarise(certificate))
     answers = {hop.name: answered.outputs for hop, answered in measured if answered}
     shown = Answered(rows.task, rows.classes, rows.ids, rows.sources, rows.targets, rows.inputs, answers)
     files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))
-    print(hop_table(hops, rows.task), gates_text(gates.results), sep="\n")
-    raise_if_refused(certificate, CERTIFICATE)
+    print(verdict.hop_table(hops, rows.task), gates_text(gates.results), sep="\n")
+    verdict.raise_if_refused(certificate, CERTIFICATE)
 
 
 def _run_service(params: Params, comparison: "Comparison", bundle: LoadedBundle, measured: "list[Measured]") -> "Measured":
-    from slipway.export.http_hop import raw_payloads
-    from slipway.export.service_hop import ServiceHop, not_tried
-    from slipway.export.service_process import serve_command
+    from slipway.export.certification.http_hop import raw_payloads
+    from slipway.export.certification.service_hop import ServiceHop, not_tried
+    from slipway.export.certification.service_process import serve_command
 
     fault = first_fault([hop for hop, _ in measured])
     if fault:

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from sklearn.datasets import load_breast_cancer
 
 from slipway.data.engine.rows import read_table
-from slipway.reports.label_issues import LABEL_ISSUES
+from slipway.reports.evaluation.label_issues import LABEL_ISSUES
 from tests import warm_starts
 from tests.conftest import ROOT
 

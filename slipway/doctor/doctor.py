@@ -25,7 +25,7 @@ from slipway.doctor.raw_care import look_at_raw_data
 from slipway.doctor.raw_store import raw_store
 from slipway.doctor.step_times import Round
 from slipway.doctor.timed_processes import Measured, Project
-from slipway.reports.doctor_page import doctor_page, doctor_text
+from slipway.reports.pages.doctor_page import doctor_page, doctor_text
 from slipway.system import files
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.contract import is_table

@@ -1,1 +1,1 @@
-"""From weights to ONNX graphs and TensorRT engines, and the proof that they agree."""
+"""A trained network as one bundle: graphs, the choice among them, the records beside them, and the release."""

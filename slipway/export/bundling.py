@@ -35,15 +35,15 @@ from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.sections import ExportParams
 from slipway.data.store.packed import PackedSplit
 from slipway.export.canary import choose_canary, write_canary
+from slipway.export.certification.lineage import package_versions
 from slipway.export.drift import DriftRows, write_drift
-from slipway.export.graph import check_graph, describe_graph, export_graph, prove_parity
-from slipway.export.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
-from slipway.export.lineage import package_versions
-from slipway.export.quantization import largest_batch
-from slipway.export.thresholds import own_coverage, own_thresholds
-from slipway.export.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
+from slipway.export.graphs.graph import check_graph, describe_graph, export_graph, prove_parity
+from slipway.export.graphs.quantization import largest_batch
+from slipway.export.graphs.variants import MEANT_FOR, OF_PRUNED, PRECISION, make_variant, run_in_batches, why_left_out
+from slipway.export.precision.leaderboard import FULL, Contest, Effort, make_leaderboard, metric_loss
+from slipway.export.precision.thresholds import own_coverage, own_thresholds
 from slipway.metrics.scores import Resampling
-from slipway.reports.leaderboard_page import Attempt, Leaderboard
+from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.contract import Task, is_classification

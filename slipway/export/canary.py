@@ -12,7 +12,7 @@ from slipway.artifacts.bundle import ModelFile
 from slipway.artifacts.golden_rows import FILE, Canary, CanaryRows, canary_budget, canary_bytes
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import PackedSplit
-from slipway.export.variants import run_in_batches
+from slipway.export.graphs.variants import run_in_batches
 from slipway.runtimes.runtime import Runner, open_onnx
 from slipway.system import files
 

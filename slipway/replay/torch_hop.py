@@ -21,7 +21,7 @@ def torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) 
     UnavailableError, IntegrityError or SchemaError with the reason where it cannot run here.
     """
     _require(checkpoint, bundle)
-    from slipway.export.hops import TorchRunner, in_order_of
+    from slipway.export.certification.hops import TorchRunner, in_order_of
     from slipway.training.networks.networks import load_network
     from slipway.training.uncertainty.calibrated import calibrated
 

@@ -1,1 +1,1 @@
-"""What people read: tables on the console, pages that open without internet, and the record of an evaluation."""
+"""What people read, on the console; the record of an evaluation and the pages have rooms of their own."""

@@ -14,7 +14,7 @@ from slipway.artifacts.certificate import Certificate, Execution, Hop, read_cert
 from slipway.artifacts.gates import not_passed
 from slipway.config.command import run_stage
 from slipway.reports.console import baseline_cells, interval, number, size, text_table
-from slipway.reports.evaluation import read_metrics
+from slipway.reports.evaluation.record import read_metrics
 from slipway.system.contract import Task, is_classification
 from slipway.system.errors import CertificateError, GateMissedError, SchemaError
 

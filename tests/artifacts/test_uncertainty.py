@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Calibration, read_calibration, write_calibration
 from slipway.metrics.uncertainty_fitting import fit_temperature, least_probability, softmax, upper_quantile
-from slipway.reports.calibration import coverage_doubts, share_of
+from slipway.reports.evaluation.calibration import coverage_doubts, share_of
 from slipway.system.errors import IntegrityError, SchemaError
 from tests.calibrations import CALIBRATION
 

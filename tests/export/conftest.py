@@ -22,13 +22,13 @@ from slipway.artifacts.uncertainty import Calibration, read_calibration, write_c
 from slipway.config.params import Params, load_params, parse_params
 from slipway.data.store.packed import PackedManifest, PackedSplit, TargetScale, open_split, write_manifest, write_split
 from slipway.export.bundling import ExportRows, Trained, write_bundle
-from slipway.export.graph import torch_answers
-from slipway.export.leaderboard import Effort
-from slipway.export.lineage import trace_lineage
+from slipway.export.certification.lineage import trace_lineage
+from slipway.export.graphs.graph import torch_answers
+from slipway.export.precision.leaderboard import Effort
 from slipway.inputs.images import ImageContract
 from slipway.metrics.baseline import baseline_scores
 from slipway.metrics.scores import Resampling, classification_metrics, regression_metrics
-from slipway.reports.evaluation import Evaluation, write_evaluation
+from slipway.reports.evaluation.record import Evaluation, write_evaluation
 from slipway.system import files
 from slipway.system.contract import Task
 from slipway.training.networks.networks import ModelCard, Network, NetworkSpec, build_network, load_network, save_checkpoint

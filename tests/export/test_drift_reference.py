@@ -12,7 +12,7 @@ from slipway.drift.judging import judge
 from slipway.drift.reference import parse_references, read_reference
 from slipway.drift.window import Window
 from slipway.export.drift import choose_rows, has_served_form
-from slipway.export.variants import run_in_batches
+from slipway.export.graphs.variants import run_in_batches
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.errors import BundleError
 from tests.export.conftest import Project

@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from slipway.export.lineage import describe_hardware
-from slipway.export.quantization import CPU, TENSORRT, Scheme, StaticQuantizer, dynamic_graph
+from slipway.export.certification.lineage import describe_hardware
+from slipway.export.graphs.quantization import CPU, TENSORRT, Scheme, StaticQuantizer, dynamic_graph
 from slipway.runtimes import runtime
 from slipway.runtimes.cpu_int8 import int8_instructions, weight_bits
 from slipway.runtimes.runtime import open_onnx
-from tests.export.test_quantization import ROWS, WIDTH, graph, mlp
+from tests.export.graphs.test_quantization import ROWS, WIDTH, graph, mlp
 
 LARGEST_SUM = 2**15 - 1  # of two products in 16 bits
 

@@ -10,7 +10,7 @@ import pytest
 from slipway.artifacts.bundle import CARD, Lineage, load_bundle
 from slipway.config.params import Params
 from slipway.export.model_card import CardFacts, model_card, read_report
-from slipway.reports.evaluation import read_baseline, read_metrics
+from slipway.reports.evaluation.record import read_baseline, read_metrics
 from slipway.system.errors import BundleError, SchemaError
 from slipway.training.networks.networks import read_model_card
 from stages import export

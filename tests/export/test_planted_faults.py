@@ -18,10 +18,10 @@ from slipway.artifacts.certificate import Execution, first_fault
 from slipway.artifacts.engine_manifest import PASSPORT, Profile, write_engine
 from slipway.artifacts.uncertainty import Answers
 from slipway.config.params import Params
-from slipway.export.certification import make_certificate, raise_if_refused
-from slipway.export.comparison import Comparison, read_test_rows
-from slipway.export.hops import HopRunner, Measured
-from slipway.export.variants import fp16_graph
+from slipway.export.certification.comparison import Comparison, read_test_rows
+from slipway.export.certification.hops import HopRunner, Measured
+from slipway.export.certification.verdict import make_certificate, raise_if_refused
+from slipway.export.graphs.variants import fp16_graph
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.errors import ParityError

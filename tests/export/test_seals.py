@@ -13,8 +13,8 @@ from serving.settings import read_settings
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import REQUIRED, Execution, read_certificate, write_certificate
 from slipway.artifacts.engine_manifest import PASSPORT, Profile, write_engine
-from slipway.export.certification import make_certificate
-from slipway.export.comparison import failed
+from slipway.export.certification.comparison import failed
+from slipway.export.certification.verdict import make_certificate
 from slipway.runtimes import memfd
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files

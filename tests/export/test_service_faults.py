@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop, first_fault
 from slipway.config.params import Params
-from slipway.export.certification import make_certificate, raise_if_refused
-from slipway.export.comparison import Comparison, Measurement, TestRows
-from slipway.export.http_hop import Payload
-from slipway.export.service_hop import ServiceHop
-from slipway.export.service_process import serve_command
+from slipway.export.certification.comparison import Comparison, Measurement, TestRows
+from slipway.export.certification.http_hop import Payload
+from slipway.export.certification.service_hop import ServiceHop
+from slipway.export.certification.service_process import serve_command
+from slipway.export.certification.verdict import make_certificate, raise_if_refused
 from slipway.inputs.columns import ColumnContract, encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from slipway.metrics.scores import Resampling

@@ -11,10 +11,10 @@ from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.params import Params
 from slipway.data.tables.source import read_json_rows
-from slipway.export.comparison import Comparison, Measurement, TestRows
-from slipway.export.http_hop import row_payloads
-from slipway.export.service_hop import ServiceHop
-from slipway.export.service_process import serve_command
+from slipway.export.certification.comparison import Comparison, Measurement, TestRows
+from slipway.export.certification.http_hop import row_payloads
+from slipway.export.certification.service_hop import ServiceHop
+from slipway.export.certification.service_process import serve_command
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.metrics.scores import Resampling
 from tests.serving.bundles import COLUMNS, LABELS, ROW, certify, row_classifier, row_probabilities, table_row, write_bundle

@@ -18,12 +18,12 @@ from slipway.config.params import Params, parse_params
 from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.export.bundling import ExportRows, Trained
-from slipway.export.certification import make_certificate
-from slipway.export.comparison import Comparison, read_test_rows
-from slipway.export.graph import check_graph, export_graph, prove_parity
-from slipway.export.half_precision import kept_in_fp32
-from slipway.export.hops import HopRunner
-from slipway.export.variants import fp16_graph, make_variant, run_in_batches
+from slipway.export.certification.comparison import Comparison, read_test_rows
+from slipway.export.certification.hops import HopRunner
+from slipway.export.certification.verdict import make_certificate
+from slipway.export.graphs.graph import check_graph, export_graph, prove_parity
+from slipway.export.graphs.half_precision import kept_in_fp32
+from slipway.export.graphs.variants import fp16_graph, make_variant, run_in_batches
 from slipway.metrics.scores import Resampling
 from slipway.runtimes.runtime import open_onnx
 from slipway.system.contract import Task, is_classification

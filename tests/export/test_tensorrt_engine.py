@@ -15,8 +15,8 @@ from slipway.artifacts.engine_manifest import Profile
 from slipway.config.params import Params
 from slipway.data.store.packed import open_split
 from slipway.export.bundling import ExportRows, Trained, write_bundle
-from slipway.export.lineage import trace_lineage
-from slipway.export.variants import MEANT_FOR
+from slipway.export.certification.lineage import trace_lineage
+from slipway.export.graphs.variants import MEANT_FOR
 from slipway.inputs.images import ImageContract
 from slipway.runtimes.tensorrt import BuildRequest, build_engine, build_engine_apart
 from slipway.system.errors import EngineError

@@ -11,12 +11,12 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import first_fault
 from slipway.config.params import Params
 from slipway.export.bundling import ExportRows, Pruned, write_bundle
-from slipway.export.certification import make_certificate
-from slipway.export.comparison import Comparison, read_test_rows
-from slipway.export.hops import HopRunner
-from slipway.export.lineage import trace_lineage
-from slipway.export.quantization import CPU, StaticQuantizer, dynamic_graph, prepare
-from slipway.export.variants import OF_PRUNED
+from slipway.export.certification.comparison import Comparison, read_test_rows
+from slipway.export.certification.hops import HopRunner
+from slipway.export.certification.lineage import trace_lineage
+from slipway.export.certification.verdict import make_certificate
+from slipway.export.graphs.quantization import CPU, StaticQuantizer, dynamic_graph, prepare
+from slipway.export.graphs.variants import OF_PRUNED
 from slipway.system import files
 from slipway.training.pruning.pruning import prune_channels
 from slipway.training.pruning.result import network_of

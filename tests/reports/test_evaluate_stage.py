@@ -16,8 +16,8 @@ from slipway.artifacts.gates import not_passed, read_gates
 from slipway.config.params import Params
 from slipway.data.engine.rows import PACKED_ROWS, read_table
 from slipway.data.store.packed import write_split
-from slipway.reports.evaluation import read_baseline, read_metrics
-from slipway.reports.predictions import read_predictions
+from slipway.reports.evaluation.predictions import read_predictions
+from slipway.reports.evaluation.record import read_baseline, read_metrics
 from slipway.system.contract import CLASSIFICATION_METRICS, Task
 from slipway.system.errors import DataError, IntegrityError, ParamsError, SchemaError, TrainingError
 from slipway.training.uncertainty.prediction import predict

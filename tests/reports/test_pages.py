@@ -16,12 +16,12 @@ from slipway.config.sections import Gate
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import ImageContract
 from slipway.metrics.scores import Resampling, measure
-from slipway.reports import charts, html_page
-from slipway.reports.charts import Series
-from slipway.reports.evaluation import Evaluation
-from slipway.reports.evaluation_page import evaluation_page
-from slipway.reports.gates import apply_gates
-from slipway.reports.html_page import Html, Section
+from slipway.reports.evaluation.gates import apply_gates
+from slipway.reports.evaluation.record import Evaluation
+from slipway.reports.pages import charts, html_page
+from slipway.reports.pages.charts import Series
+from slipway.reports.pages.evaluation_page import evaluation_page
+from slipway.reports.pages.html_page import Html, Section
 from slipway.system.errors import MetricError
 
 EVIL = "<script>alert('1')</script>\"&"

@@ -1,6 +1,6 @@
 """What `clean` found, for `reports/clean.json` and its page: counts and examples by rule, the same for images and tables.
 
-The record is plain: it is made where the rules ran, and drawn by `slipway.reports.clean_page`, which needs nothing else.
+The record is plain: it is made where the rules ran, and drawn by `slipway.reports.pages.clean_page`, which needs nothing else.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from slipway.reports.charts import Series
+from slipway.reports.pages.charts import Series
 from slipway.system.errors import SchemaError
 
 _MOST_POINTS = 400  # of a line; a picture shows no more

@@ -11,7 +11,7 @@ from slipway.data.splits.report import summary
 from slipway.data.splits.splitting import split_rows
 from slipway.data.tables.files import TableColumns, write_cells
 from slipway.data.tables.target_copies import TargetCopy, find_target_copies, target_copy_report
-from slipway.reports.split_page import split_page
+from slipway.reports.pages.split_page import split_page
 from tests.data.raw_files import cleaned, data_params, write_csv
 from tests.project_params import PROJECT
 

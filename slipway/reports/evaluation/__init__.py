@@ -1,0 +1,1 @@
+"""The record of an evaluation: metrics, slices, gates, label issues, the comparison with the release."""

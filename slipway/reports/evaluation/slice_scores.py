@@ -1,0 +1,221 @@
+"""How good the answers are in each slice, and in which of them they are worse than in the rest, with how many were looked at in mind.
+
+The test is by permutation: the losses of all rows (wrong or not, or the squared error) are dealt out anew among the rows, and the largest
+standardised mean over all slices is noted each time. A slice is worse where its own exceeds these maxima too often to be chance: the
+step-down procedure of Westfall and Young (Resampling-Based Multiple Testing, 1993, algorithm 2.8). The chance to call any slice worse where
+none is stays below 1 - confidence, however many there are and however they overlap, as with Holm's correction but with more power.
+Rows count as independent: where many come from one source, put them into groups and read the p-values as too small.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.bundle import Metric
+from slipway.metrics.scores import Resampling, measure, wilson_interval
+from slipway.reports.evaluation.slices import Dimension
+from slipway.system.contract import Task, is_classification
+
+_CHUNK_NUMBERS = 1 << 22  # permuted rows that are held at a time
+_MOST_NAMED = 20  # small slices of one dimension; more are told as one
+_TIES = 1e-9  # relative: sums of the same losses in another order differ by rounding
+
+
+@dataclass(frozen=True)
+class RowAnswers:
+    """The test rows' targets (N,) and what the network answered, (N, K) probabilities or (N, 1) values."""
+
+    task: Task
+    targets: NDArray[np.float64]
+    outputs: NDArray[np.float32]
+    top_k: int | None = None
+
+    @cached_property
+    def losses(self) -> NDArray[np.float64]:
+        """(N,) 1 for a wrong label, else 0; or the squared error."""
+        if is_classification(self.task):
+            wrong: NDArray[np.float64] = (self.outputs.argmax(axis=1) != self.targets).astype(np.float64)
+            return wrong
+        squares: NDArray[np.float64] = (self.outputs[:, 0].astype(np.float64) - self.targets) ** 2
+        return squares
+
+    def measure(self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling) -> dict[str, Metric]:
+        """These metrics over `rows` (N,), without those that these rows do not define."""
+        return measure(self.task, self.targets[rows], self.outputs[rows], resampling, top_k=self.top_k, names=names)
+
+
+@dataclass(frozen=True)
+class SmallSlice:
+    """A slice with too few rows to be judged, or several of one dimension."""
+
+    by: str
+    value: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class SliceScore:
+    """One slice. `p_value` is of being worse than the other rows, adjusted for all slices that were looked at."""
+
+    by: str
+    value: str
+    members: NDArray[np.bool_]  # (N,)
+    metric: Metric
+    p_value: float
+    is_worse: bool
+
+    @property
+    def title(self) -> str:
+        """In words: "class 7", "size below 1,000 px"."""
+        return f"{self.by} {self.value}"
+
+
+@dataclass(frozen=True)
+class SliceScores:
+    """Every slice, measured by `metric` ("accuracy" or "rmse"): the worst first, by the best that the interval leaves possible."""
+
+    metric: str
+    judged: list[SliceScore]
+    too_small: list[SmallSlice]
+    constant: list[str]  # dimensions of which all rows are in one slice
+    confidence: float
+
+    @property
+    def worse(self) -> list[SliceScore]:
+        """Those that are worse than the rest."""
+        return [score for score in self.judged if score.is_worse]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    by: str
+    value: str
+    dimension: int
+    code: int
+
+
+def score_slices(dimensions: Sequence[Dimension], answers: RowAnswers, min_rows: int, resampling: Resampling) -> SliceScores:
+    """Measure every slice of at least `min_rows` rows; `resampling` also says how many permutations are drawn."""
+    constant = [dimension.name for dimension in dimensions if not dimension.varies]
+    dimensions = [dimension for dimension in dimensions if dimension.varies]
+    chosen, too_small = _large_and_small(dimensions, min_rows)
+    p_values = adjusted_p_values(answers.losses, _slice_of_rows(dimensions, chosen), len(chosen), resampling)
+    judged = [
+        _score(candidate, dimensions[candidate.dimension].codes == candidate.code, float(p_value), answers, resampling)
+        for candidate, p_value in zip(chosen, p_values, strict=True)
+    ]
+    metric = headline(answers.task)
+    judged.sort(key=lambda score: (_best_possible(metric, score), score.p_value))
+    return SliceScores(metric, judged, too_small, constant, resampling.confidence)
+
+
+def headline(task: Task) -> str:
+    """What slices are measured and compared by."""
+    return "accuracy" if is_classification(task) else "rmse"
+
+
+def adjusted_p_values(
+    losses: NDArray[np.float64], slices: NDArray[np.int64], num_slices: int, resampling: Resampling
+) -> NDArray[np.float64]:
+    """(num_slices,) in (0, 1]: how often chance alone makes a slice as bad, anywhere; exact but for the number of permutations.
+
+    `losses` (N,) are 0 or more; `slices` (D, N) is the slice of each row in each dimension, `num_slices` for none. No slice is all rows.
+    """
+    if not num_slices or losses.var() == 0:
+        return np.ones(num_slices)
+    sizes = np.bincount(slices.ravel(), minlength=num_slices + 1)[:num_slices]
+    standardise = _Standardised(losses, sizes)
+    lossy = np.flatnonzero(losses)
+    observed = standardise(_sums(slices[:, lossy][None], losses[lossy], num_slices))[0]
+    drawn = _permuted_sums(losses[lossy], slices, num_slices, resampling)
+    chance = np.concatenate([standardise(sums) for sums in drawn])  # (P, num_slices)
+    order = np.argsort(-observed, kind="stable")
+    largest_left = np.maximum.accumulate(chance[:, order[::-1]], axis=1)[:, ::-1]
+    as_bad = (largest_left >= observed[order] - _TIES * np.abs(observed[order])).sum(axis=0)
+    p_values = np.empty(num_slices)
+    p_values[order] = np.maximum.accumulate((1 + as_bad) / (1 + len(chance)))
+    return p_values
+
+
+class _Standardised:
+    """Sums of the losses in slices of `sizes` rows, less what chance expects, over how much it spreads without replacement."""
+
+    def __init__(self, losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> None:
+        num_rows = len(losses)
+        self._expected = sizes * losses.mean()
+        self._spread = np.sqrt(sizes * losses.var() * (num_rows - sizes) / (num_rows - 1))
+
+    def __call__(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        standardised: NDArray[np.float64] = (sums - self._expected) / self._spread
+        return standardised
+
+
+def _permuted_sums(
+    losses: NDArray[np.float64], slices: NDArray[np.int64], num_slices: int, resampling: Resampling
+) -> Iterator[NDArray[np.float64]]:
+    """(chunk, num_slices) sums where `losses`, of which there are at most N, fall on rows drawn without replacement."""
+    num_rows = slices.shape[1]
+    generator = np.random.default_rng(resampling.seed)
+    largest = max(1, _CHUNK_NUMBERS // slices.size)
+    for start in range(0, resampling.num_samples, largest):
+        shape = (min(largest, resampling.num_samples - start), num_rows)
+        rows = generator.permuted(np.broadcast_to(np.arange(num_rows, dtype=np.int32), shape), axis=1)[:, : len(losses)]
+        yield _sums(slices[:, rows].swapaxes(0, 1), losses, num_slices)
+
+
+def _sums(slices: NDArray[np.int64], losses: NDArray[np.float64], num_slices: int) -> NDArray[np.float64]:
+    """(P, D, E) the slice that each of the E losses falls on -> (P, num_slices) their sums."""
+    width = num_slices + 1
+    places = slices + width * np.arange(len(slices))[:, None, None]
+    sums = np.bincount(places.ravel(), np.broadcast_to(losses, slices.shape).ravel(), minlength=width * len(slices)).astype(np.float64)
+    return sums.reshape(len(slices), width)[:, :num_slices]
+
+
+def _large_and_small(dimensions: Sequence[Dimension], min_rows: int) -> tuple[list[_Candidate], list[SmallSlice]]:
+    chosen, small = [], []
+    for place, dimension in enumerate(dimensions):
+        counts = dimension.counts
+        chosen += [_Candidate(dimension.name, dimension.values[code], place, int(code)) for code in np.flatnonzero(counts >= min_rows)]
+        small += _small(dimension, np.flatnonzero((counts > 0) & (counts < min_rows)))
+    return chosen, small
+
+
+def _small(dimension: Dimension, codes: NDArray[np.int64]) -> list[SmallSlice]:
+    """Of a column of ids nobody reads every one."""
+    counts = dimension.counts
+    if len(codes) > _MOST_NAMED:
+        return [SmallSlice(dimension.name, f"({len(codes)} values)", int(counts[codes].sum()))]
+    return [SmallSlice(dimension.name, dimension.values[code], int(counts[code])) for code in codes]
+
+
+def _slice_of_rows(dimensions: Sequence[Dimension], chosen: Sequence[_Candidate]) -> NDArray[np.int64]:
+    """(D, N) the place in `chosen` of each row's slice, len(chosen) for none."""
+    found = []
+    for place, dimension in enumerate(dimensions):
+        numbers = np.full(len(dimension.values) + 1, len(chosen))  # the last is for code -1
+        for number, candidate in enumerate(chosen):
+            if candidate.dimension == place:
+                numbers[candidate.code] = number
+        found.append(numbers[dimension.codes])
+    return np.array(found, np.int64)
+
+
+def _score(candidate: _Candidate, members: NDArray[np.bool_], p_value: float, answers: RowAnswers, resampling: Resampling) -> SliceScore:
+    is_worse = p_value <= 1 - resampling.confidence
+    return SliceScore(candidate.by, candidate.value, members, _measured(answers, members, resampling), p_value, is_worse)
+
+
+def _measured(answers: RowAnswers, members: NDArray[np.bool_], resampling: Resampling) -> Metric:
+    if not is_classification(answers.task):
+        return answers.measure(members, ["rmse"], resampling)["rmse"]
+    rows, wrong = int(members.sum()), int(answers.losses[members].sum())
+    low, high = wilson_interval(rows - wrong, rows, resampling.confidence)
+    return Metric(value=(rows - wrong) / rows, low=low, high=high, confidence=resampling.confidence, rows=rows)
+
+
+def _best_possible(metric: str, score: SliceScore) -> float:
+    """Rises with how good the slice may still be: the upper bound of an accuracy, the lower bound of an error."""
+    return score.metric.high if metric == "accuracy" else -score.metric.low

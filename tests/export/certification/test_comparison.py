@@ -1,0 +1,433 @@
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.artifacts.certificate import Execution, Hop
+from slipway.artifacts.uncertainty import Answers
+from slipway.export.certification.comparison import BatchAnswers, Comparison, Measurement, TestRows, Tolerance, failed, not_executed
+from slipway.export.certification.hops import batch_noise, in_order_of, in_small_batches
+from slipway.metrics.paired_bootstrap import paired_difference
+from slipway.metrics.scores import Resampling
+from slipway.system.errors import BundleError
+from tests.calibrations import CALIBRATION
+
+RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
+TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
+FP16 = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
+STRICT, BUDGET = Tolerance(max_difference=1e-5), Tolerance(max_metric_loss=0.1)
+CLASSES = ["a", "b"]
+IDS = [f"row{number}" for number in range(10)]
+
+
+def rows(task: str = "image_classification") -> TestRows:
+    targets = np.arange(10) % 2 if task == "image_classification" else np.linspace(100, 1000, 10)
+    images = np.zeros((10, 1, 1, 1), dtype=np.uint8)
+    return TestRows(task, CLASSES if task == "image_classification" else [], IDS, IDS, images, targets.astype(np.float64))  # type: ignore[arg-type]
+
+
+def right() -> NDArray[np.float32]:
+    """Every label right with probability 0.75."""
+    outputs = np.full((10, 2), 0.25, dtype=np.float32)
+    outputs[np.arange(10), np.arange(10) % 2] = 0.75
+    return outputs
+
+
+def measured(outputs: NDArray[np.float32], actual: Execution = FP16) -> Measurement:
+    return Measurement(actual, outputs, latency_ms=1.0, rows_per_second=2.0)
+
+
+def compare(outputs: NDArray[np.float32], tolerance: Tolerance, actual: Execution = FP16) -> Hop:
+    comparison = Comparison(rows(), RESAMPLING)
+    before = measured(right(), TORCH)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("fp16", FP16, measured(outputs, actual), (first, before), tolerance)
+
+
+def compare_values(outputs: NDArray[np.float32], tolerance: Tolerance) -> Hop:
+    comparison = Comparison(rows("image_regression"), RESAMPLING)
+    before = measured((rows("image_regression").targets + 10)[:, None].astype(np.float32), TORCH)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("fp16", FP16, measured(outputs), (first, before), tolerance)
+
+
+def test_equal_answers_agree_and_every_number_is_written_down() -> None:
+    hop = compare(right(), STRICT)
+    assert (hop.status, hop.reason, hop.reference, hop.rows, hop.max_difference, hop.flipped) == ("agrees", "", "torch", 10, 0.0, [])
+    assert hop.metric is not None
+    assert (hop.metric.value, hop.metric.rows) == (1.0, 10)
+
+
+def test_one_difference_above_the_bound_differs_and_its_row_is_named() -> None:
+    outputs = right()
+    outputs[3] += np.array([2e-5, -2e-5], dtype=np.float32)
+    hop = compare(outputs, STRICT)
+    assert (hop.status, hop.worst_row, hop.flipped) == ("differs", "row3", [])
+    assert "largest difference is 2" in hop.reason
+    assert compare(outputs, Tolerance(max_difference=3e-5)).status == "agrees"
+
+
+def test_a_flipped_label_differs_however_small_the_difference() -> None:
+    outputs = right()
+    outputs[4] = outputs[4][::-1]
+    hop = compare(outputs, Tolerance(max_difference=0.6))
+    assert (hop.status, hop.flipped) == ("differs", ["row4"])
+    assert "1 labels flipped" in hop.reason
+
+
+def test_noise_allows_as_much_more_and_flips_where_two_classes_are_as_close_and_no_other() -> None:
+    tie = np.array([[0.5001, 0.4999]], dtype=np.float32)
+    comparison, before = Comparison(rows(), RESAMPLING), measured(np.concatenate([tie, right()[1:]]), TORCH)
+    first = comparison.first("torch", TORCH, before)
+    turned = before.outputs.copy()
+    turned[0] = turned[0][::-1]
+
+    def status(outputs: NDArray[np.float32], noise: float) -> str:
+        return comparison.against("http", FP16, measured(outputs), (first, before), Tolerance(max_difference=1e-5, noise=noise)).status
+
+    assert (status(turned, 0.0), status(turned, 2e-5), status(turned, 4e-4)) == ("differs", "differs", "agrees")
+    turned[4] = turned[4][::-1]  # a clear row
+    assert status(turned, 0.1) == "differs"
+    assert status(before.outputs, float("nan")) == "differs"
+
+
+class NoisyRunner:
+    """A GPU whose answers depend on the batch: off by `error` in batches of 4."""
+
+    actual = FP16
+
+    def __init__(self, error: float) -> None:
+        self.error = error
+
+    def run(self, batch: NDArray[np.uint8]) -> Answers:
+        error = np.float32(self.error if len(batch) == 4 else 0)
+        return Answers(np.full((len(batch), 2), 0.5, dtype=np.float32) + error, np.ones(len(batch), dtype=np.float32) + 2 * error)
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-3])
+def test_noise_is_what_a_runtime_differs_from_itself_between_batches(error: float) -> None:
+    images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
+    answers = Answers(np.full((12, 2), 0.5, dtype=np.float32), np.ones(12, dtype=np.float32))
+    assert batch_noise(NoisyRunner(error), images, answers, 32) == pytest.approx((error, 2 * error), rel=1e-3)
+    assert batch_noise(NoisyRunner(error), images, answers, 2) == (0, 0)
+
+
+def test_a_variant_within_its_budget_agrees_and_lists_its_flips() -> None:
+    outputs = right()
+    outputs[4] = outputs[4][::-1]
+    hop = compare(outputs, BUDGET)
+    assert (hop.status, hop.flipped) == ("agrees", ["row4"])
+
+
+def test_a_variant_beyond_its_budget_differs_with_both_accuracies() -> None:
+    outputs = right()
+    outputs[3:] = outputs[3:, ::-1]
+    hop = compare(outputs, BUDGET)
+    assert hop.status == "differs"
+    assert "0.7 accuracy points lost (from 1.0000 to 0.3000), " in hop.reason
+    assert "at the mild end of its interval, expected at most 0.1 (verify.max_metric_loss)" in hop.reason
+
+
+def compare_flipped(num_rows: int, num_flipped: int, tolerance: Tolerance, confidence: float = 0.95) -> Hop:
+    """A network that is always right, and a variant that is wrong on the first rows."""
+    names = [f"row{number}" for number in range(num_rows)]
+    targets = np.arange(num_rows) % 2
+    pixels = np.zeros((num_rows, 1, 1, 1), np.uint8)
+    data = TestRows("image_classification", CLASSES, names, names, pixels, targets.astype(float))
+    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
+    flipped = outputs.copy()
+    flipped[:num_flipped] = flipped[:num_flipped, ::-1]
+    resampling = Resampling(seed=1, num_samples=500, confidence=confidence)
+    comparison, before = Comparison(data, resampling), measured(outputs, TORCH)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("fp16", FP16, measured(flipped), (first, before), tolerance)
+
+
+SMALL_BUDGET = Tolerance(max_metric_loss=0.01, budget_key="verify.max_metric_loss.fp16")
+
+
+def test_one_flipped_row_of_a_small_test_split_is_no_proof_of_a_loss() -> None:
+    hop = compare_flipped(38, 1, SMALL_BUDGET)
+    assert (hop.status, hop.flipped) == ("agrees", ["row0"])
+    assert "0.02632 accuracy points lost (from 1.0000 to 0.9737)" in hop.reason
+    assert "above verify.max_metric_loss.fp16 0.01, but too few rows to tell it from" in hop.reason
+
+
+def test_a_loss_that_other_test_rows_could_undo_is_no_proof() -> None:
+    hop = compare_flipped(38, 3, SMALL_BUDGET)
+    assert (hop.status, len(hop.flipped)) == ("agrees", 3)
+    assert "0.07895 accuracy points lost" in hop.reason
+
+
+def test_rows_that_chance_cannot_explain_are_a_loss_in_a_small_test_split_too() -> None:
+    hop = compare_flipped(38, 12, SMALL_BUDGET)
+    assert hop.status == "differs"
+    assert "expected at most one row, 0.02632, since verify.max_metric_loss.fp16 0.01" in hop.reason
+
+
+# An interval of no width to speak of: the loss itself is judged.
+@pytest.mark.parametrize(("num_flipped", "status"), [(1, "agrees"), (2, "differs")])
+def test_a_budget_below_one_row_means_one_row(num_flipped: int, status: str) -> None:
+    assert compare_flipped(38, num_flipped, SMALL_BUDGET, confidence=0.01).status == status
+
+
+@pytest.mark.parametrize(("num_flipped", "status"), [(10, "agrees"), (11, "differs")])
+def test_of_many_rows_the_budget_itself_is_the_limit(num_flipped: int, status: str) -> None:
+    budget = replace(SMALL_BUDGET, max_metric_loss=0.0105)
+    assert compare_flipped(1000, num_flipped, budget, confidence=0.01).status == status
+
+
+def test_one_row_of_a_rare_class_is_one_row() -> None:
+    names = [f"row{number}" for number in range(100)]
+    targets = (np.arange(100) < 2).astype(float)
+    data = TestRows("image_classification", CLASSES, names, names, np.zeros((100, 1, 1, 1), np.uint8), targets)
+    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
+    flipped = outputs.copy()
+    flipped[0] = flipped[0, ::-1]
+    comparison, before = Comparison(data, Resampling(1, 500, 0.01)), measured(outputs, TORCH)
+    first = comparison.first("torch", TORCH, before)
+    hop = comparison.against("fp16", FP16, measured(flipped), (first, before), SMALL_BUDGET)
+    assert hop.status == "agrees"
+    assert "points of macro F1 lost" in hop.reason
+
+
+def test_within_the_budget_a_hop_has_nothing_to_remark() -> None:
+    assert compare_flipped(1000, 10, SMALL_BUDGET).reason == ""
+
+
+def test_a_loss_where_nothing_serves_the_variant_is_uncertified_and_not_different() -> None:
+    unserved = replace(SMALL_BUDGET, is_served=False)
+    assert compare_flipped(38, 12, unserved).status == "uncertified"
+    assert compare_flipped(38, 12, unserved).reason == compare_flipped(38, 12, SMALL_BUDGET).reason
+    assert compare_flipped(38, 1, unserved).status == "agrees"
+
+
+def test_another_model_differs_even_where_nothing_serves_it() -> None:
+    unserved = replace(SMALL_BUDGET, is_served=False)
+    assert compare_flipped(38, 20, unserved).status == "differs"
+    broken = right()
+    broken[7, 0] = np.nan
+    assert compare(broken, replace(BUDGET, is_served=False)).status == "differs"
+    targets = rows("image_regression").targets[:, None]
+    unserved_values = Tolerance(max_metric_loss=0.1, is_served=False)
+    for shift, status in ((50.0, "uncertified"), (1000.0, "differs")):
+        outputs = (targets + 10 + shift).astype(np.float32)
+        assert compare_values(outputs, unserved_values).status == status
+
+
+@pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
+def test_an_answer_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
+    outputs = right()
+    outputs[7, 0] = np.nan
+    hop = compare(outputs, tolerance)
+    assert (hop.status, hop.metric, hop.worst_row) == ("differs", None, "row7")
+
+
+@pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
+def test_another_execution_than_the_requested_one_never_agrees(tolerance: Tolerance) -> None:
+    hop = compare(right(), tolerance, FP16.model_copy(update={"precision": "fp32"}))
+    assert hop.status == "differs"
+    assert "precision: fp16 was requested, fp32 ran" in hop.reason
+
+
+def in_batches(outputs: NDArray[np.float32], **smaller: NDArray[np.float32]) -> Measurement:
+    """Answers in batches of 32, and in the smaller sizes given as b1=, b7=."""
+    runs = [BatchAnswers(int(name[1:]), answers) for name, answers in smaller.items()]
+    return Measurement(FP16, outputs, 1.0, 2.0, batches=(*runs, BatchAnswers(32, outputs)))
+
+
+def compare_runs(measured_runs: Measurement, tolerance: Tolerance = STRICT) -> Hop:
+    comparison, before = Comparison(rows(), RESAMPLING), measured(right(), TORCH)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("fp32", FP16, measured_runs, (first, before), tolerance)
+
+
+def test_every_batch_size_is_compared_and_written_down() -> None:
+    hop = compare_runs(in_batches(right(), b1=right(), b7=right()[:7]))
+    assert hop.status == "agrees"
+    assert [(check.batch_size, check.rows, check.max_difference, check.flipped) for check in hop.batches] == [
+        (1, 10, 0.0, 0),
+        (7, 7, 0.0, 0),
+        (32, 10, 0.0, 0),
+    ]
+
+
+def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> None:
+    wrong = right()
+    wrong[6] = wrong[6][::-1]
+    hop = compare_runs(in_batches(right(), b1=right(), b7=wrong))
+    assert (hop.status, hop.worst_row, hop.flipped, hop.max_difference) == ("differs", "row6", ["row6"], 0.5)
+    assert "is 0.5 in batches of 7, expected at most 1e-05 (verify.max_difference)" in hop.reason
+    assert [check.flipped for check in hop.batches] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("tolerance", "status"), [(STRICT, "differs"), (Tolerance(max_difference=1e-3), "agrees"), (BUDGET, "agrees")])
+def test_an_outlier_score_that_moves_in_any_batch_size_differs_where_nothing_may_change(tolerance: Tolerance, status: str) -> None:
+    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    before = replace(measured(right(), TORCH), scores=scores)
+    runs = (BatchAnswers(7, right(), scores + np.float32(1e-4)), BatchAnswers(32, right(), scores))
+    found = replace(measured(right()), scores=scores, batches=runs)
+    first = comparison.first("torch", TORCH, before)
+    hop = comparison.against("fp32", FP16, found, (first, before), tolerance)
+    assert hop.status == status
+    assert hop.max_score_difference == pytest.approx(1e-4, rel=1e-2)
+    assert ("outlier score" in hop.reason) == (status == "differs")
+
+
+def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: int = 100) -> Hop:
+    """Rows of a hop with `scores`, against a network whose 5 last rows of 100 are outliers above the threshold 0.75."""
+    targets = (np.arange(num_rows) % 2).astype(np.float64)
+    ids = [f"row{number}" for number in range(num_rows)]
+    outputs = np.tile(np.array([[0.75, 0.25], [0.25, 0.75]], np.float32), (num_rows // 2, 1))
+    inputs = np.zeros((num_rows, 1, 1, 1), np.uint8)
+    comparison = Comparison(TestRows("image_classification", CLASSES, ids, ids, inputs, targets), RESAMPLING)
+    before = replace(measured(outputs, TORCH), scores=ORDINARY, calibration=CALIBRATION)
+    first = comparison.first("torch", TORCH, before)
+    return comparison.against("int8", FP16, replace(measured(outputs), scores=scores, calibration=CALIBRATION), (first, before), tolerance)
+
+
+ORDINARY = np.linspace(0.01, 0.789, 100, dtype=np.float32)
+
+
+def test_the_share_of_outliers_and_the_order_of_scores_are_written_down() -> None:
+    hop = compare_scores(ORDINARY, BUDGET)
+    assert hop.status == "agrees"
+    assert hop.score_rank == pytest.approx(1.0)
+    assert hop.outliers is not None
+    assert (hop.outliers.value, hop.outliers.rows) == (0.05, 100)
+    assert compare_scores(ORDINARY[::-1].copy(), BUDGET).score_rank == pytest.approx(-1.0)
+
+
+def test_a_variant_that_calls_ordinary_rows_outliers_differs() -> None:
+    hop = compare_scores(ORDINARY * np.float32(2.4), BUDGET)
+    assert (hop.status, hop.flipped) == ("differs", [])
+    assert hop.reason.startswith("61.0% of the rows are called outliers, 51.2% at the mild end of its interval, expected at most 16.")
+    assert compare_scores(ORDINARY * np.float32(1.1), BUDGET).status == "agrees"  # 13 %: by chance, of so few rows
+
+
+@pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
+def test_an_outlier_score_that_is_not_finite_never_agrees(tolerance: Tolerance) -> None:
+    comparison, scores = Comparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
+    before = replace(measured(right(), TORCH), scores=scores)
+    found = replace(measured(right()), scores=np.where(np.arange(10) == 3, np.nan, scores).astype(np.float32))
+    hop = comparison.against("fp32", FP16, found, (comparison.first("torch", TORCH, before), before), tolerance)
+    assert (hop.status, hop.reason) == ("differs", "outlier scores are not finite")
+
+
+class SlowRunner(NoisyRunner):
+    """Takes 20 ms for a batch, whatever its size."""
+
+    def run(self, batch: NDArray[np.uint8]) -> Answers:
+        time.sleep(0.02)
+        return super().run(batch)
+
+
+def test_where_the_time_is_short_fewer_rows_are_answered_and_at_least_one_batch() -> None:
+    images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
+    runs = in_small_batches(SlowRunner(0.0), images, 32, seconds=0.05)
+    assert [run.batch_size for run in runs] == [1, 2, 7]
+    assert 1 <= len(runs[0].outputs) <= 4
+    assert len(runs[2].outputs) == 12
+    assert [len(run.outputs) for run in in_small_batches(SlowRunner(0.0), images, 32, seconds=1e-9)] == [1, 2, 7]
+    assert [run.batch_size for run in in_small_batches(NoisyRunner(0.0), images, 2, seconds=10)] == [1]
+
+
+def test_the_change_of_each_metric_is_measured_row_against_row() -> None:
+    outputs = right()
+    outputs[4] = outputs[4][::-1]
+    hop = compare(outputs, BUDGET)
+    accuracy = hop.metric_changes["accuracy"]
+    assert accuracy.value == pytest.approx(-0.1)
+    assert (accuracy.high, accuracy.rows, accuracy.confidence) == (0.0, 10, 0.95)
+    assert -0.5 < accuracy.low < -0.1
+    assert list(hop.metric_changes) == ["accuracy", "f1_macro", "log_loss"]
+    assert hop.metric_changes["log_loss"].value == pytest.approx((np.log(0.75) - np.log(0.25)) / 10)
+
+
+def test_answers_that_are_the_same_change_nothing_with_certainty() -> None:
+    for change in compare(right(), BUDGET).metric_changes.values():
+        assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
+    first = Comparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
+    assert first.metric_changes == {}
+
+
+def test_where_no_label_flips_resampling_would_find_no_change_either() -> None:
+    nearly = right() + np.tile(np.array([1e-3, -1e-3], dtype=np.float32), (10, 1))
+    changes = compare(nearly, BUDGET).metric_changes
+    for metric in ("accuracy", "f1_macro"):
+        drawn = paired_difference("image_classification", metric, rows().targets, right(), nearly, RESAMPLING)
+        assert (drawn.difference, drawn.low, drawn.high) == (0.0, 0.0, 0.0)
+        assert (changes[metric].value, changes[metric].low, changes[metric].high) == (0.0, 0.0, 0.0)
+    assert changes["log_loss"].low < changes["log_loss"].high
+
+
+def test_of_values_the_rmse_and_the_mean_error_are_compared() -> None:
+    targets = rows("image_regression").targets[:, None]
+    changes = compare_values((targets + 12).astype(np.float32), Tolerance(max_metric_loss=1.0)).metric_changes
+    assert {name: round(change.value, 3) for name, change in changes.items()} == {"rmse": 2.0, "mae": 2.0}
+
+
+@pytest.mark.parametrize(("num_lost", "status"), [(1, "agrees"), (12, "differs")])
+def test_a_rare_class_that_is_lost_differs_though_the_accuracy_hardly_moves(num_lost: int, status: str) -> None:
+    targets = np.array([1] * 12 + [0] * 588)
+    names = [f"row{number}" for number in range(600)]
+    data = TestRows("image_classification", CLASSES, names, names, np.zeros((600, 1, 1, 1), np.uint8), targets.astype(np.float64))
+    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
+    lost = outputs.copy()
+    lost[:num_lost] = lost[:num_lost, ::-1]
+    comparison, before = Comparison(data, RESAMPLING), measured(outputs, TORCH)
+    first = comparison.first("torch", TORCH, before)
+    hop = comparison.against("int8", FP16, measured(lost), (first, before), Tolerance(max_metric_loss=0.03))
+    assert hop.status == status
+    assert ("points of macro F1 lost" in hop.reason) == (status == "differs")
+    assert "accuracy" not in hop.reason
+
+
+def test_a_request_for_auto_takes_whatever_ran() -> None:
+    comparison = Comparison(rows(), RESAMPLING)
+    auto = FP16.model_copy(update={"provider": "auto", "precision": "auto", "variant": "auto"})
+    assert comparison.first("http", auto, measured(right())).status == "agrees"
+
+
+def test_answers_of_another_shape_differ() -> None:
+    hop = compare(np.full((10, 3), 1 / 3, dtype=np.float32), BUDGET)
+    assert hop.status == "differs"
+    assert "shape (10, 3), expected (10, 2)" in hop.reason
+
+
+def test_logits_instead_of_probabilities_differ() -> None:
+    assert compare(right() * 10, BUDGET).status == "differs"
+
+
+def test_values_are_compared_relative_to_the_largest_answer() -> None:
+    exact = (rows("image_regression").targets + 10)[:, None].astype(np.float32)
+    assert compare_values(exact + np.float32(0.005), STRICT).status == "agrees"  # 1e-5 of 1010 is 0.0101
+    assert compare_values(exact + np.float32(0.02), STRICT).status == "differs"
+
+
+def test_values_may_not_raise_the_rmse_beyond_their_budget() -> None:
+    targets = rows("image_regression").targets[:, None]
+    assert compare_values((targets + 10.9).astype(np.float32), BUDGET).status == "agrees"
+    hop = compare_values((targets + 11.1).astype(np.float32), BUDGET)
+    assert hop.status == "differs"
+    assert "relative growth of the RMSE" in hop.reason
+
+
+def test_a_hop_that_was_not_executed_has_no_numbers_and_does_not_agree() -> None:
+    hop = not_executed("tensorrt/fp16", FP16, "no GPU")
+    assert (hop.status, hop.actual, hop.rows, hop.reason) == ("not_executed", None, 0, "no GPU")
+    assert failed("http", FP16, "gone").status == "differs"
+
+
+def test_columns_are_put_in_the_networks_order_by_name() -> None:
+    outputs = np.array([[0.1, 0.9]], dtype=np.float32)
+    assert in_order_of(["a", "b"], ["b", "a"], outputs).tolist() == outputs[:, ::-1].tolist()
+    assert in_order_of(["a", "b"], ["a", "b"], outputs).tolist() == outputs.tolist()
+
+
+@pytest.mark.parametrize("labels", [["a", "c"], ["a", "b", "c"]])
+def test_labels_that_are_not_the_networks_classes_are_refused(labels: list[str]) -> None:
+    with pytest.raises(BundleError, match="the network has the classes"):
+        in_order_of(["a", "b"], labels, np.zeros((1, len(labels)), dtype=np.float32))

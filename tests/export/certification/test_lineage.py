@@ -1,0 +1,36 @@
+"""The digest of the raw data gets from dvc.lock into the bundle."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.artifacts.bundle import DataSource
+from slipway.export.certification.lineage import trace_lineage
+
+FILE = {"path": "data/raw.parquet", "hash": "md5", "md5": "ab" * 16, "size": 123}
+FOLDER = {"path": "data/raw", "hash": "md5", "md5": "cd" * 16 + ".dir", "size": 456, "nfiles": 7}
+CODE = {"path": "stages/clean.py", "hash": "md5", "md5": "ef" * 16, "size": 1}
+
+
+def lineage_of(folder: Path, path: str, *dependencies: dict[str, Any]) -> DataSource | None:
+    lock = folder / "dvc.lock"
+    lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"clean": {"cmd": "x", "deps": list(dependencies)}, "split": {"cmd": "y"}}}))
+    return trace_lineage({"data": {"path": path}}, [], lock).data
+
+
+def test_a_file_and_a_folder_are_named_with_their_digest(tmp_path: Path) -> None:
+    found = lineage_of(tmp_path, "data/raw.parquet", CODE, FILE)
+    assert found == DataSource(path="data/raw.parquet", hash="md5", digest="ab" * 16, bytes=123, files=None)
+    found = lineage_of(tmp_path, "data/raw", CODE, FOLDER)
+    assert found == DataSource(path="data/raw", hash="md5", digest="cd" * 16 + ".dir", bytes=456, files=7)
+
+
+@pytest.mark.parametrize("dependencies", [[], [CODE], [FOLDER], [{"path": "data/raw.parquet"}]])
+def test_what_dvc_does_not_know_is_null(tmp_path: Path, dependencies: list[dict[str, Any]]) -> None:
+    assert lineage_of(tmp_path, "data/raw.parquet", *dependencies) is None
+
+
+def test_without_dvc_it_is_null(tmp_path: Path) -> None:
+    assert trace_lineage({"data": {"path": "data/raw"}}, [], tmp_path / "dvc.lock").data is None

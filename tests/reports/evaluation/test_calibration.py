@@ -1,0 +1,106 @@
+"""What answers are worth, on simulated rows whose calibration is known, and how the page says it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.metrics.scores import Resampling
+from slipway.metrics.uncertainty_fitting import softmax
+from slipway.reports.evaluation.calibration import Worth
+from slipway.reports.pages.calibration_section import calibration_section
+from tests.artifacts.test_uncertainty import simulated, with_threshold
+from tests.calibrations import CALIBRATION
+
+RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
+NUM_ROWS = 3000
+
+
+def worth(too_sure: float = 1.0, calibration: Calibration = CALIBRATION) -> Worth:
+    """Rows of a calibrated network, which before was `too_sure` times as sure."""
+    generator = np.random.default_rng(0)
+    logits, classes = simulated(generator, NUM_ROWS)
+    answers = Answers(softmax(logits).astype(np.float32), generator.random(NUM_ROWS).astype(np.float32))
+    return Worth(calibration, classes, answers, softmax(logits * too_sure).astype(np.float32), RESAMPLING)
+
+
+def numbers(half: float | None = 1.0) -> Worth:
+    errors = np.random.default_rng(0).normal(size=NUM_ROWS)
+    answers = Answers(np.zeros((NUM_ROWS, 1), np.float32), np.abs(errors).astype(np.float32))
+    return Worth(with_threshold(half), errors, answers, None, RESAMPLING)
+
+
+def test_a_calibrated_network_has_nearly_no_error_and_one_that_is_too_sure_has() -> None:
+    metrics = worth(too_sure=4).metrics
+    assert metrics["calibration_error"].value < 0.03
+    assert metrics["calibration_error_before"].value > 0.15
+    assert metrics["calibration_error"].low <= metrics["calibration_error"].value <= metrics["calibration_error"].high
+    assert metrics["log_loss_before"].value > worth().metrics["log_loss_before"].value + 0.3
+
+
+def test_coverage_and_set_size_are_counted_by_hand() -> None:
+    found = worth()
+    sets = found.answers.outputs >= np.minimum(np.float32(0.25), found.answers.outputs.max(axis=1, keepdims=True))
+    assert found.metrics["set_size"].value == sets.sum() / NUM_ROWS
+    assert found.metrics["coverage"].value == sets[np.arange(NUM_ROWS), found.targets.astype(int)].mean()
+    assert found.metrics["outliers"].value == pytest.approx(0.25, abs=0.03)  # scores are uniform, the threshold is 0.75
+
+
+def test_every_label_covers_everything() -> None:
+    found = worth(calibration=with_threshold(0.0)).metrics
+    assert (found["coverage"].value, found["set_size"].value) == (1.0, 5.0)
+
+
+def test_a_numbers_interval_covers_what_it_should() -> None:
+    found = numbers().metrics
+    assert set(found) == {"coverage", "outliers"}
+    assert found["coverage"].value == pytest.approx(0.683, abs=0.03)
+    assert set(numbers(None).metrics) == {"outliers"}
+
+
+def test_confidence_meets_accuracy_in_every_bin_and_where_it_is_too_high_it_does_not() -> None:
+    found = worth(too_sure=4)
+    confidence, accuracy = found.reliability(found.answers.outputs)
+    assert np.abs(confidence - accuracy)[confidence > 0.5].max() < 0.1
+    assert found.before is not None
+    confidence, accuracy = found.reliability(found.before)
+    assert (confidence - accuracy)[confidence > 0.5].max() > 0.2
+
+
+@pytest.mark.parametrize("found", [worth(), numbers()])
+def test_answering_the_least_doubtful_rows_alone_errs_less(found: Worth) -> None:
+    doubt: NDArray[np.floating] = found.answers.scores if found.before is None else -found.answers.outputs.max(axis=1)
+    share, risk = found.risk_curve(doubt)
+    assert share[-1] == 1.0
+    assert risk[-1] == pytest.approx(found.losses.mean())
+    assert risk[0] < 0.5 * risk[-1]
+
+
+def test_the_section_says_what_was_fitted_and_where_the_rows_were_too_few() -> None:
+    assert "Reliability" in calibration_section(worth()).body
+    text = calibration_section(numbers()).body
+    assert "An interval is the value +/- 1" in text
+    assert "Reliability" not in text
+    few = CALIBRATION.model_copy(update={"conformal": CALIBRATION.conformal.model_copy(update={"rows": 5, "threshold": 0.0})})
+    assert "So few rows say nothing" in calibration_section(worth(calibration=few)).body
+    assert "There are no intervals" in calibration_section(numbers(None)).body
+
+
+def test_the_section_marks_a_coverage_that_missed_its_target_or_was_fitted_on_few_rows() -> None:
+    enough = {"rows": 200, "threshold": 1.645}  # nine tenths of normal errors
+    met = with_fields(numbers(), coverage=0.9, **enough)
+    assert met.doubts == []
+    assert "the target" not in calibration_section(met).body
+    missed = with_fields(numbers(), coverage=0.95, **enough)
+    (doubt,) = missed.doubts
+    assert "is below the target of 95%" in doubt
+    assert doubt in calibration_section(missed).body
+    few = with_fields(numbers(), coverage=0.9, **(enough | {"rows": 66}))
+    assert "fitted on 66 rows, fewer than 200" in calibration_section(few).body
+
+
+def with_fields(found: Worth, **changes: float) -> Worth:
+    conformal = found.calibration.conformal.model_copy(update=changes)
+    return replace(found, calibration=found.calibration.model_copy(update={"conformal": conformal}))

@@ -1,0 +1,275 @@
+"""Slices: their bounds are what their names say, a planted weak one is found, and where all are alike none is named."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from slipway.config.sections import Gate
+from slipway.data.engine.rows import SPLIT_ROWS
+from slipway.data.store.packed import PackedManifest, read_manifest
+from slipway.data.tables.raw_columns import RawCells
+from slipway.metrics.scores import Resampling
+from slipway.reports.evaluation.gates import apply_slice_gates
+from slipway.reports.evaluation.slice_scores import RowAnswers, SliceScores, adjusted_p_values, score_slices
+from slipway.reports.evaluation.slices import Dimension, brightness, built_in_dimensions, by_category, by_date, by_number, of_column
+from slipway.system.contract import Task
+from slipway.system.errors import IntegrityError
+from tests.packed_rows import packed_split
+from tests.reports.conftest import CLASSES, images, split_rows, targets
+
+RESAMPLING = Resampling(3, 400, 0.95)
+NUM_ROWS = 600
+
+
+@pytest.fixture
+def packed_manifest(project: Callable[[Task], None]) -> PackedManifest:
+    project("image_classification")
+    return read_manifest(Path("data/packed"))
+
+
+def members(dimension: Dimension) -> dict[str, int]:
+    return dict(zip(dimension.values, dimension.counts.tolist(), strict=True))
+
+
+def answers_with(wrong: NDArray[np.bool_], num_classes: int = 3) -> RowAnswers:
+    """Labels in turn, of which those in `wrong` are taken for the next."""
+    labels = np.arange(len(wrong)) % num_classes
+    outputs = np.full((len(wrong), num_classes), 0.1, np.float32)
+    outputs[np.arange(len(wrong)), (labels + wrong) % num_classes] = 1 - 0.1 * (num_classes - 1)
+    return RowAnswers("image_classification", labels.astype(np.float64), outputs)
+
+
+def three_dimensions(generator: np.random.Generator, num_rows: int = NUM_ROWS) -> list[Dimension]:
+    colours = by_category("colour", generator.choice(["red", "green", "blue"], num_rows).tolist())
+    return [colours, by_number("age", generator.normal(40, 12, num_rows)), by_number("width", generator.integers(1, 4, num_rows))]
+
+
+# how rows are cut
+
+
+def test_categories_are_slices_and_a_missing_one_is_one_too() -> None:
+    assert members(by_category("colour", ["red", "", "blue", "red"])) == {"blue": 1, "missing": 1, "red": 2}
+
+
+def test_few_distinct_numbers_are_slices_as_they_are() -> None:
+    assert members(by_number("rooms", [3, 1, np.nan, 3, 2.5])) == {"1": 1, "2.5": 1, "3": 2, "missing": 1}
+
+
+def test_numbers_are_cut_at_round_quartiles_and_the_names_say_which_rows_are_inside() -> None:
+    values = np.random.default_rng(0).normal(50_000, 12_345.678, 1001)
+    found = by_number("income", values, "USD")
+    assert len(found.values) == 4
+    assert found.counts.sum() == 1001
+    assert found.counts.min() > 200
+    low = float(found.values[0].removeprefix("below ").removesuffix(" USD").replace(",", ""))
+    high = float(found.values[-1].removeprefix("from ").removesuffix(" USD").replace(",", ""))
+    assert found.counts[0] == (values < low).sum()
+    assert found.counts[-1] == (values >= high).sum()
+    assert found.values[1].startswith(f"{low:,.12g} USD to below ")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.concatenate([np.zeros(900), np.arange(1, 101)]),
+        1e9 + np.arange(100) / 1000,
+        np.repeat([3.0, 4.0], [50, 3]).tolist() + list(range(5, 20)),
+        -np.geomspace(1e-12, 1e12, 50),
+    ],
+)
+def test_no_slice_of_numbers_is_empty_however_they_lie(values: NDArray[np.float64]) -> None:
+    counts = by_number("x", values).counts
+    assert len(counts) > 1
+    assert counts.min() > 0
+    assert counts.sum() == len(values)
+
+
+def test_dates_are_cut_on_whole_days() -> None:
+    days = 20_000 + np.random.default_rng(0).uniform(0, 365, 400)
+    found = by_date("bought", np.append(days, np.nan))
+    assert found.values[0] == "before 2025-01-17"
+    assert found.values[-2].startswith("from 2025-0")
+    assert found.values[-1] == "missing"
+    assert found.counts.tolist() == pytest.approx([100, 100, 100, 100, 1], abs=5)
+
+
+def test_dates_of_one_day_are_cut_by_minutes() -> None:
+    found = by_date("bought", 20_000 + np.arange(0, 1440, 10) / 1440)
+    assert found.values == ["before 2024-10-04 06:00", "2024-10-04 06:00 to before 2024-10-04 12:00",
+                            "2024-10-04 12:00 to before 2024-10-04 18:00", "from 2024-10-04 18:00"]  # fmt: skip
+
+
+def test_a_column_is_cut_by_its_kind() -> None:
+    flags = np.array([0.0, 1.0, np.nan, 1.0])
+    assert members(of_column(RawCells("garden", "boolean", flags))) == {"false": 1, "missing": 1, "true": 2}
+    assert members(of_column(RawCells("day", "date", np.array([0.0, 9.0, 9.0])))) == {"before 1970-01-10": 1, "from 1970-01-10": 2}
+    assert members(of_column(RawCells("place", "category", np.array(["a", "", "a"], object)))) == {"a": 2, "missing": 1}
+
+
+def test_images_are_cut_by_class_size_aspect_brightness_group_and_flag(packed_manifest: PackedManifest) -> None:
+    pixels = images(21)
+    test = packed_split(pixels, targets("image_classification"), [f"{row:032x}" for row in range(21)], ["x"] * 21)
+    found = built_in_dimensions(test, packed_manifest, split_rows("image_classification"))
+    assert [dimension.name for dimension in found] == ["class", "size", "aspect", "brightness", "group", "flag"]
+    assert found[0].values == CLASSES
+    assert members(found[1]) == {"64 px": 11, "128 px": 10}
+    assert found[1].codes.tolist() == [row % 2 for row in range(21)]
+    assert members(found[2]) == {"1": 11, "2": 10}
+    assert members(found[4]) == {"north": 10, "south": 11}
+    assert members(found[5]) == {"blurred": 3}
+    assert brightness(pixels) == pytest.approx([image.mean() for image in pixels])
+
+
+def test_what_does_not_vary_is_no_slice(packed_manifest: PackedManifest) -> None:
+    rows = split_rows("image_classification")
+    for name, value in (("width", 8), ("group", None), ("flags", [])):
+        field = SPLIT_ROWS.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array([value] * 21, field.type))
+    test = packed_split(images(21), targets("image_classification"), [f"{row:032x}" for row in range(21)], ["x"] * 21)
+    assert [dimension.name for dimension in built_in_dimensions(test, packed_manifest, rows)] == ["class", "brightness"]
+
+
+def test_a_test_row_that_was_never_split_is_refused(packed_manifest: PackedManifest) -> None:
+    test = packed_split(images(2), [0, 1], ["0" * 32, "f" * 32], ["x", "y"])
+    with pytest.raises(IntegrityError, match="1 of 2 packed test rows"):
+        built_in_dimensions(test, packed_manifest, split_rows("image_classification"))
+
+
+# which slice is worse
+
+
+def test_a_planted_weak_slice_is_the_worst_and_the_only_one_named() -> None:
+    generator = np.random.default_rng(1)
+    dimensions = three_dimensions(generator)
+    is_red = dimensions[0].codes == dimensions[0].values.index("red")
+    wrong = generator.random(NUM_ROWS) < np.where(is_red, 0.25, 0.03)
+    scores = score_slices(dimensions, answers_with(wrong), 20, RESAMPLING)
+    assert scores.judged[0].title == "colour red"
+    assert [score.title for score in scores.worse] == ["colour red"]
+    assert scores.judged[0].metric.rows == is_red.sum()
+    assert scores.judged[0].metric.value == pytest.approx(1 - wrong[is_red].mean())
+    assert scores.judged[0].metric.high < 1 - wrong.mean()
+
+
+def test_a_planted_weak_slice_of_numbers_is_the_worst() -> None:
+    generator = np.random.default_rng(2)
+    dimensions = three_dimensions(generator)
+    is_old = dimensions[1].codes == 3
+    values = generator.normal(0, 1, NUM_ROWS)
+    outputs = (values + generator.normal(0, np.where(is_old, 2.0, 0.5)))[:, None].astype(np.float32)
+    scores = score_slices(dimensions, RowAnswers("image_regression", values, outputs), 20, RESAMPLING)
+    assert scores.metric == "rmse"
+    assert [score.title for score in scores.worse] == [f"age {dimensions[1].values[3]}"]
+    assert scores.worse[0] is scores.judged[0]
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_where_all_slices_are_alike_none_is_named_in_95_percent_of_evaluations(kind: str) -> None:
+    generator, num_named = np.random.default_rng(5), 0
+    for seed in range(200):
+        slices, sizes = np.zeros((3, 200), np.int64), (3, 4, 5)
+        for place, (size, start) in enumerate(zip(sizes, (0, 3, 7), strict=True)):
+            slices[place] = start + generator.integers(size, size=200)
+        losses = (generator.random(200) < 0.1).astype(float) if kind == "labels" else generator.exponential(1, 200) ** 2
+        p_values = adjusted_p_values(losses, slices, sum(sizes), Resampling(seed, 100, 0.95))
+        num_named += bool((p_values <= 0.05).any())
+    assert num_named <= 200 * 0.05 + 6  # 6: two standard deviations of a binomial draw
+
+
+def test_without_the_correction_more_would_be_named() -> None:
+    """The twin: each slice by itself is named by chance in about one of twenty looks, so that of 12 slices some is in far more."""
+    generator, num_named = np.random.default_rng(5), 0
+    for seed in range(20):
+        slices = generator.integers(12, size=(1, 120))
+        losses = generator.exponential(1, 120)
+        alone = [adjusted_p_values(losses, np.where(slices == code, 0, 1), 1, Resampling(seed, 60, 0.95))[0] for code in range(12)]
+        num_named += min(alone) <= 0.05
+    assert num_named > 20 * 0.2
+
+
+def test_p_values_are_those_of_fishers_exact_test_for_one_slice() -> None:
+    """3 of 10 rows of a slice are wrong, 4 of the 90 others: P(at least 3) = sum over k of C(7, k) C(93, 10 - k) / C(100, 10)."""
+    losses = np.zeros(100)
+    losses[[0, 1, 2, 50, 51, 52, 53]] = 1
+    slices = np.where(np.arange(100) < 10, 0, 1)[None]
+    found = adjusted_p_values(losses, slices, 1, Resampling(0, 20_000, 0.95))[0]
+    tail = sum(math.comb(7, k) * math.comb(93, 10 - k) for k in range(3, 8)) / math.comb(100, 10)
+    assert found == pytest.approx(tail, abs=0.004)
+
+
+def test_the_order_of_dimensions_does_not_change_the_p_values() -> None:
+    generator = np.random.default_rng(3)
+    dimensions = three_dimensions(generator)
+    answers = answers_with(generator.random(NUM_ROWS) < 0.1)
+    found, turned = (score_slices(order, answers, 20, RESAMPLING) for order in (dimensions, dimensions[::-1]))
+    assert {score.title: score.p_value for score in found.judged} == {score.title: score.p_value for score in turned.judged}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_where_every_row_is_alike_no_slice_is_worse(wrong: bool) -> None:
+    scores = score_slices(three_dimensions(np.random.default_rng(0)), answers_with(np.full(NUM_ROWS, wrong)), 20, RESAMPLING)
+    assert {score.p_value for score in scores.judged} == {1.0}
+
+
+# too small, constant, and gates
+
+
+def small_and_large() -> SliceScores:
+    colours = by_category("colour", ["red"] * 5 + ["blue"] * 20 + ["green"] * 35)
+    wrong = np.zeros(60, bool)
+    wrong[:10] = True  # all red ones, and 5 blue ones
+    return score_slices([colours, by_category("kind", ["a"] * 60)], answers_with(wrong), 20, RESAMPLING)
+
+
+def test_a_slice_of_few_rows_is_named_and_never_judged() -> None:
+    scores = small_and_large()
+    assert [(small.by, small.value, small.rows) for small in scores.too_small] == [("colour", "red", 5)]
+    assert {score.value: score.metric.rows for score in scores.judged} == {"blue": 20, "green": 35}
+    assert scores.constant == ["kind"]
+
+
+def test_many_small_slices_of_one_column_are_told_as_one() -> None:
+    ids = by_category("id", [f"id-{row // 2}" for row in range(60)])
+    scores = score_slices([ids], answers_with(np.zeros(60, bool)), 20, RESAMPLING)
+    assert [(small.value, small.rows) for small in scores.too_small] == [("(30 values)", 60)]
+
+
+def test_gates_are_required_of_every_slice_that_is_judged() -> None:
+    scores, wrong = small_and_large(), np.zeros(60, bool)
+    wrong[:10] = True
+    gates = {"accuracy": Gate(min=0.8, max=None), "log_loss": Gate(min=None, max=9.0)}
+    results = apply_slice_gates(gates, scores, answers_with(wrong), RESAMPLING)
+    assert {(gate.name, gate.where): gate.outcome for gate in results} == {
+        ("accuracy", "colour blue"): "missed",
+        ("accuracy", "colour green"): "passed",
+        ("log_loss", "colour blue"): "passed",
+        ("log_loss", "colour green"): "passed",
+    }
+    measured = {gate.where: gate.measured for gate in results if gate.name == "accuracy"}
+    assert {where: metric.value for where, metric in measured.items() if metric} == {
+        "colour blue": 0.75,
+        "colour green": 1.0,
+    }
+
+
+def test_a_gate_that_a_slice_does_not_define_does_not_judge_it() -> None:
+    by_class = Dimension("class", ["a", "b", "c"], np.arange(60) % 3)
+    answers = answers_with(np.arange(60) % 7 == 0)
+    halves = by_category("half", ["left"] * 30 + ["right"] * 30)
+    scores = score_slices([by_class, halves], answers, 20, RESAMPLING)
+    results = apply_slice_gates({"roc_auc": Gate(min=0.5, max=None)}, scores, answers, RESAMPLING)
+    assert {gate.where for gate in results} == {"half left", "half right"}
+
+
+def test_a_gate_that_no_slice_defines_is_unjudged() -> None:
+    scores = small_and_large()
+    small = SliceScores(scores.metric, [], scores.too_small, [], scores.confidence)
+    gates = {"accuracy": Gate(min=0.5, max=None)}
+    [result] = apply_slice_gates(gates, small, answers_with(np.zeros(60, bool)), RESAMPLING)
+    assert (result.outcome, result.key) == ("unjudged", "evaluate.slice_gates.accuracy")
+    assert "none of 0 slices" in result.text
