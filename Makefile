@@ -5,7 +5,8 @@ export BASH_ENV := $(CURDIR)/env.sh
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 TESTS ?= tests
-ON_EVERY_CORE = --numprocesses auto --dist loadfile # unit tests only: the others count processes and time
+ON_EVERY_CORE = --numprocesses auto --dist loadfile
+BY_TWO = --numprocesses 2 --dist loadfile # each of these tests starts processes of its own
 P99_MS ?= 50
 LOAD ?= --connections 32
 
@@ -58,7 +59,7 @@ tune-serving: install ## find what the service carries here, within P99_MS at LO
 .PHONY: test
 test: install ## run the unit and process tiers of the tests: every rule, with real processes
 	python -m pytest -m unit $(ON_EVERY_CORE) $(TESTS)
-	python -m pytest -m process $(TESTS)
+	python -m pytest -m process $(BY_TWO) $(TESTS)
 
 .PHONY: nightly
 nightly: install ## run the nightly tier: further cases, load, measured times; about an hour
