@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.sealing import check_inputs
 from slipway.data.engine.progress import progress
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.data.engine.work_folder import work_folder
@@ -61,6 +62,7 @@ def _run_images(params: Params) -> None:
         )  # fmt: skip
         for _ in progress(packed, "precompute", rows.num_rows):
             pass
+        check_inputs()  # before DVC could remove what was packed
         files.move_directory(work / "store", PACKED)
     if form.is_jpeg("train"):
         found, raw = (PACKED / "train" / JPEG).stat().st_size, counts["train"] * math.prod(form.stored("train").shape)

@@ -128,6 +128,25 @@ def test_a_precompute_killed_again_and_again_goes_on_and_gives_the_same(tmp_path
     assert [path.name for path in (tmp_path / ".work" / "precompute").iterdir()] == ["lock"]
 
 
+def test_a_precompute_whose_params_are_edited_keeps_what_it_packed(tmp_path: Path, split_images: Path) -> None:
+    shutil.copytree(split_images / "data", tmp_path / "data")
+    prepare(tmp_path, split_images / "images", precompute__image_size_px=160)
+    params = tmp_path / "params.yaml"
+    before = params.read_text()
+    with warm_starts.start(["stages.precompute"], tmp_path, environment()) as process:
+        while not finished_rows(tmp_path):
+            assert process.poll() is None
+            time.sleep(0.005)
+        params.write_text(before.replace("num_quantiles: ", "num_quantiles: 1"))
+        assert process.wait(120) == 1
+    assert not (tmp_path / "data/packed").exists()
+    assert len(finished_rows(tmp_path)) == 3000
+    assert [path.name for path in (tmp_path / ".work/precompute").glob("*/store/*.json")] == ["manifest.json"]
+    params.write_text(before)
+    run(tmp_path, "precompute")
+    assert read_manifest(tmp_path / "data/packed").classes == ["a", "b"]
+
+
 @pytest.mark.parametrize(("size_px", "says_so"), [(160, False), (8, True)])
 def test_jpeg_says_where_pixels_would_be_smaller(tmp_path: Path, size_px: int, says_so: bool) -> None:
     write_folder(tmp_path / "images", {label: [picture(100 * number + seed) for seed in range(20)] for number, label in enumerate("ab")})
