@@ -133,7 +133,7 @@ class Comparison:
         problems += _changed_execution(requested, measured.actual) + _beyond(distances, allowed, tolerance.noise)
         problems += _score_beyond(distances.score, allowed)
         lost = self._losses(before.metric, metric, changes, tolerance)
-        is_one_row = self._num_lost(measured.outputs) == 1  # which costs a rare class more than its share
+        is_one_row = self._num_changed(measured.outputs) == 1  # which costs a rare class more than its share
         losses = [loss.problem() for loss in lost if loss.is_proven and not is_one_row]
         losses += _outliers_beyond(self._outliers(measured), allowed)
         hop = self._hop(name, before.name, requested, measured, metric, changes, (distances, allowed), problems + losses)
@@ -149,12 +149,11 @@ class Comparison:
         except MetricError as error:
             return None, [str(error).rstrip(".")]
 
-    def _num_lost(self, outputs: NDArray[np.float32]) -> int | None:
-        """Rows on which the first hop was right and `outputs` are not; None of values."""
+    def _num_changed(self, outputs: NDArray[np.float32]) -> int | None:
+        """Rows that the first hop gives another label, be it right or wrong; None of values."""
         if self._origin is None or not is_classification(self.rows.task):
             return None
-        right, still = (found.argmax(axis=1) == self.rows.targets for found in (self._origin, outputs))
-        return int((right & ~still).sum())
+        return int((self._origin.argmax(axis=1) != outputs.argmax(axis=1)).sum())
 
     def _changes(self, outputs: NDArray[np.float32]) -> dict[str, Metric]:
         """How far each metric moved from the first hop's, row against row; none where the first has no answers."""

@@ -193,6 +193,24 @@ def test_one_row_of_a_rare_class_is_one_row() -> None:
     assert "points of macro F1 lost" in hop.reason
 
 
+@pytest.mark.parametrize("num_lost", [0, 1])
+def test_rows_that_go_from_one_wrong_label_to_another_are_not_excused_by_one_lost_row(num_lost: int) -> None:
+    targets = np.repeat(np.arange(3.0), [200, 80, 20])
+    names = [f"row{number}" for number in range(300)]
+    data = TestRows("image_classification", ["a", "b", "c"], names, names, np.zeros((300, 1, 1, 1), np.uint8), targets)
+    labels = targets.astype(int)
+    labels[:40] = 1  # wrong, but not as bad for a class as where they go: to the rare one
+    moved = labels.copy()
+    moved[:40] = 2
+    moved[200 : 200 + num_lost] = 0
+    before = measured(np.eye(3, dtype=np.float32)[labels], TORCH)
+    after = measured(np.eye(3, dtype=np.float32)[moved])
+    comparison = Comparison(data, Resampling(1, 500, 0.95))
+    hop = comparison.against("fp16", FP16, after, (comparison.first("torch", TORCH, before), before), SMALL_BUDGET)
+    assert hop.status == "differs"
+    assert "points of macro F1 lost" in hop.reason
+
+
 def test_within_the_budget_a_hop_has_nothing_to_remark() -> None:
     assert compare_flipped(1000, 10, SMALL_BUDGET).reason == ""
 
