@@ -118,24 +118,23 @@ class Front:
     async def _let_in(self, incoming: Incoming | None, request: Request) -> bool:
         """Let a caller that is to come again send its whole body before it is answered, when it is its turn.
 
-        False: so many wait that this one is to be answered at once, and its connection ended with what has not been read.
+        False: so much is waited for that its connection is to be ended with what has not been read.
         """
         max_bytes = self._inference.settings.max_body_bytes
         declared = request.headers.get(b"content-length", b"0")
         num_bytes = min(int(declared[:20]) if declared.isdigit() else 0, max_bytes)
-        wait_s = self._turns.take(asyncio.get_running_loop().time(), num_bytes)
-        if wait_s is None:
-            if incoming:
-                incoming.is_drained = True
-            return False
-        request.body = None  # it is not to be held while others have their turn
-        try:
-            await asyncio.sleep(wait_s)
-            if incoming and not incoming.is_whole and b"expect" not in request.headers:
-                await incoming.drain(max_bytes, self._most_drain_s)
-        finally:
-            self._turns.end(incoming.num_bytes - num_bytes if incoming else 0)
-        return True
+        request.body = None  # it is not to be held meanwhile
+        turn = self._turns.take(asyncio.get_running_loop().time(), num_bytes)
+        if turn is not None:
+            try:
+                await asyncio.sleep(turn.wait_s)
+                if turn.is_read and incoming and not incoming.is_whole and b"expect" not in request.headers:
+                    await incoming.drain(max_bytes, self._most_drain_s)
+            finally:
+                self._turns.end(turn, incoming.num_bytes if incoming else num_bytes)
+        if incoming:
+            incoming.is_drained = True
+        return turn is not None and turn.is_read
 
     def _require_route(self, found: str | None, request: Request) -> Route:
         if found is None:

@@ -6,11 +6,12 @@ is closed with unread bytes is reset (RFC 9112, section 9.6). So the rest is rea
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 
 from starlette.types import Message, Receive
 
-DRAIN_S = 2.5  # at most: a caller that sends more slowly is answered all the same
-DRAIN_BYTES_S = 50e6  # guess: reading as much takes about a twentieth of a core
+DRAIN_S = 5.0  # at most: a caller that sends more slowly is answered all the same
+DRAIN_BYTES_S = 25e6  # guess: reading as much takes about a twentieth of a core
 REFUSAL_BYTES = 16 << 10  # guess: a refusal without a body takes as long
 
 
@@ -41,6 +42,15 @@ class Incoming:
                     await self()
 
 
+@dataclass(frozen=True)
+class Turn:
+    """How a refused caller is treated."""
+
+    wait_s: float
+    is_read: bool  # then; else it is answered without its body being read
+    num_bytes: int  # that its body is said to have
+
+
 class Turns:
     """Lets refused bodies in one after the other, no faster than DRAIN_BYTES_S.
 
@@ -54,19 +64,19 @@ class Turns:
         self._num_waiting = 0
         self._free_at = 0.0
 
-    def take(self, now: float, num_bytes: int) -> float | None:
-        """Seconds until the turn of a body that is said to have so many bytes; None if there is none soon enough.
-
-        To be ended with `end`.
-        """
-        begin = max(self._free_at, now)
-        if begin - now > self._most_s or self._num_waiting >= self._max_waiting:
+    def take(self, now: float, num_bytes: int) -> Turn | None:
+        """The turn of a body that is said to have so many bytes, to be ended; None if too many wait."""
+        if self._num_waiting >= self._max_waiting:
             return None
         self._num_waiting += 1
+        begin = max(self._free_at, now)
+        if begin - now > self._most_s:
+            return Turn(self._most_s, is_read=False, num_bytes=num_bytes)
         self._free_at = begin + (num_bytes + REFUSAL_BYTES) / DRAIN_BYTES_S
-        return begin - now
+        return Turn(begin - now, is_read=True, num_bytes=num_bytes)
 
-    def end(self, more_bytes: int) -> None:
-        """A turn is over, in which so many bytes more were read than had been said: less than 0 where there were fewer."""
+    def end(self, turn: Turn, num_read: int) -> None:
+        """It is over; what was said of its body and not read is not charged."""
         self._num_waiting -= 1
-        self._free_at += more_bytes / DRAIN_BYTES_S
+        if turn.is_read:
+            self._free_at += (num_read - turn.num_bytes) / DRAIN_BYTES_S
