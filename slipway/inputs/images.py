@@ -176,6 +176,8 @@ def decode_with_pillow(payload: bytes, max_pixels: int) -> Decoded:
     image_format = _FORMAT_OF.get(str(image.format), str(image.format))
     try:
         orientation, upright = _upright(image, image_format)
+    except MemoryError:  # says nothing about the image
+        raise
     except Exception as error:
         raise ImageError("truncated", f"{image_format} of {image.width}x{image.height} breaks off or is damaged: {error}") from error
     _check_range(upright)
@@ -234,6 +236,8 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
         image = Image.open(io.BytesIO(payload), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError("pixel_bomb", f"more than {MAX_PIXELS} pixels by its header, the limit is {max_pixels} pixels") from error
+    except MemoryError:
+        raise
     except Exception as error:
         raise ImageError("undecodable", f"{UNKNOWN} ({', '.join(FORMATS)} expected, {len(payload)} bytes found)") from error
     if image.mode == "F":
@@ -263,6 +267,8 @@ def _is_upright(payload: bytes) -> bool:
 def _orientation_is_upright(payload: bytes) -> bool:
     try:
         return bool(Image.open(io.BytesIO(payload), formats=["JPEG"]).getexif().get(_ORIENTATION, 1) == 1)
+    except MemoryError:
+        raise
     except Exception:
         return False
 

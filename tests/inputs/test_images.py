@@ -320,3 +320,29 @@ def test_a_buffer_is_used_again_and_grows() -> None:
     assert np.shares_memory(first, second)
     assert not np.shares_memory(first, small)
     assert not np.array_equal(first, before)
+
+
+def _run_out_of_memory(*_: Any, **__: Any) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["PIL.Image.open", "PIL.TiffImagePlugin.TiffImageFile.load", "PIL.Image.Image.getexif"],
+)
+def test_lack_of_memory_is_not_reported_as_a_damaged_image(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = encode(Image.fromarray(NOISE), "TIFF")
+    monkeypatch.setattr(place, _run_out_of_memory)
+    with pytest.raises(MemoryError):
+        decode_image(payload, 1000)
+
+
+def test_lack_of_memory_while_reading_the_orientation_is_not_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    payload = encode(Image.fromarray(NOISE), "JPEG", exif=exif)
+    monkeypatch.setattr("PIL.Image.Image.getexif", _run_out_of_memory)
+    with pytest.raises(MemoryError):
+        decode_image(payload, 1000)
