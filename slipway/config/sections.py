@@ -5,7 +5,7 @@ How sections fit together, and how the file is read, is in slipway/config/params
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
@@ -77,6 +77,13 @@ class DataParams(Section):
     columns: dict[str, ColumnParams]  # for table tasks: corrections of the inferred column types
     digests: str | None  # a file of lines "SHA-256  path" as sha256sum writes them; null for none
     engine: Literal["local", "ray"]  # where clean and precompute run
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_not_empty(cls, path: str) -> str:
+        if not path.strip():  # DVC, which has it as a dependency, ends with an unexpected error
+            raise ValueError(f"found {path!r}, expected a folder, a table or an archive")
+        return path
 
 
 class RuleParams(Section):

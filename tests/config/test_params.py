@@ -87,6 +87,8 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__epochs": 0}, "train.epochs: found 0"),
         ({"seed": -1}, "seed: found -1"),
         ({"data__task": "images"}, "data.task: found 'images'"),
+        ({"data__path": ""}, "data.path: found '', expected a folder, a table or an archive"),
+        ({"data__path": " "}, "data.path: found ' ', expected a folder, a table or an archive"),
         ({"precompute__channels": 2}, "precompute.channels: found 2"),
         ({"augment__horizontal_flip": 1.5}, "augment.horizontal_flip: found 1.5"),
         ({"augment__scale": [1.1, 0.9]}, "scale [1.1, 0.9] goes from large to small"),
