@@ -10,6 +10,7 @@ from slipway.data.sources.archives import ENDINGS
 from slipway.data.sources.checksums import read_digests
 from slipway.data.sources.raw_tables import column_names
 from slipway.data.sources.sources import read_samples
+from slipway.data.splits.time_order import read_cuts
 from slipway.data.tables.cleaning import check_column_names
 from slipway.data.tables.raw_columns import check_slice_names
 from slipway.data.tables.source import find_table
@@ -36,6 +37,12 @@ def check_slices(params: Params) -> None:
     may_be_found = params.precompute.transform is not None  # a transform also gives values
     if params.evaluate.slices and not may_be_found and not _is_archive(params):
         check_slice_names(params.data, params.evaluate.slices)
+
+
+def check_time_cuts(params: Params) -> None:
+    """DataError if `split.time_cuts` are not two times in their order."""
+    if params.split.time_cuts is not None:
+        read_cuts(params.split.time_cuts)
 
 
 def check_digests(params: Params) -> None:

@@ -76,6 +76,7 @@ def _refusal(rule: Callable[[Params], None], params: Params) -> str:
 _CHECKS = (
     _check("data", data.check_engine, data.check_digests),
     _check("data", data.check_data),
+    _check("split", data.check_time_cuts),
     _check("data precompute evaluate", data.check_slices),
     _check("precompute", data.check_transform),
     _check("augment seed", data.check_augmentation),
