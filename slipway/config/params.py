@@ -114,6 +114,8 @@ def _splits_of_two_kinds(params: Params) -> list[str]:
     problems = []
     if split.time_cuts is not None and data.time_column is None:
         problems.append("split.time_cuts is set, but data.time_column is null")
+    if split.time_cuts is not None and data.split_column is not None:
+        problems.append("split.time_cuts is set, but data.split_column already says where val and test begin")
     if split.folds and (data.time_column or data.split_column):
         problems.append(f"split.folds is {split.folds}, but data.time_column or data.split_column already says which rows are val")
     return problems

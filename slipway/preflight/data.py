@@ -1,5 +1,6 @@
 """What the early stages refuse: the data, its columns, the user's functions, the augmentation."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,13 +10,15 @@ from slipway.data.engine import ray
 from slipway.data.sources.archives import ENDINGS
 from slipway.data.sources.checksums import read_digests
 from slipway.data.sources.raw_tables import column_names
-from slipway.data.sources.sources import read_samples
+from slipway.data.sources.sources import find_layout, read_samples
+from slipway.data.splits.splitting import check_given
 from slipway.data.splits.time_order import read_cuts
 from slipway.data.tables.cleaning import check_column_names
 from slipway.data.tables.raw_columns import check_slice_names
 from slipway.data.tables.source import find_table
 from slipway.inputs import user_function
 from slipway.system.contract import is_table
+from slipway.system.errors import DataError
 
 
 def check_data(params: Params) -> None:
@@ -30,6 +33,21 @@ def check_data(params: Params) -> None:
         check_column_names(column_names(find_table(data)), data)
     else:
         next(iter(read_samples(data, read_files=False)), None)  # the first one: the rest takes time
+
+
+def check_given_split(params: Params) -> None:
+    """DataError for folds or fixed times if folders or shards give the split.
+
+    A given split in `data.split_column` is refused where params.yaml is read.
+    """
+    if not _is_archive(params) and _gives_split(params):
+        check_given(params.split)
+
+
+def _gives_split(params: Params) -> bool:
+    with contextlib.suppress(DataError):  # which `check_data` reports
+        return bool(find_layout(params.data).given)
+    return False
 
 
 def check_slices(params: Params) -> None:

@@ -77,6 +77,7 @@ _CHECKS = (
     _check("data", data.check_engine, data.check_digests),
     _check("data", data.check_data),
     _check("split", data.check_time_cuts),
+    _check("data split", data.check_given_split),
     _check("data precompute evaluate", data.check_slices),
     _check("precompute", data.check_transform),
     _check("augment seed", data.check_augmentation),

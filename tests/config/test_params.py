@@ -87,6 +87,10 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"train__epochs": 0}, "train.epochs: found 0"),
         ({"seed": -1}, "seed: found -1"),
         ({"data__task": "images"}, "data.task: found 'images'"),
+        (
+            {"data__split_column": "a", "data__time_column": "b", "split__time_cuts": ["1", "2"]},
+            "split.time_cuts is set, but data.split_column already says where val and test begin",
+        ),
         ({"data__path": ""}, "data.path: found '', expected a folder, a table or an archive"),
         ({"data__path": " "}, "data.path: found ' ', expected a folder, a table or an archive"),
         ({"precompute__channels": 2}, "precompute.channels: found 2"),

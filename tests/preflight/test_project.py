@@ -5,6 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -99,6 +101,32 @@ MISTAKES: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("key", "value", "text"), MISTAKES)
 def test_a_mistake_is_refused_before_any_stage_runs(key: str, value: Any, text: str) -> None:
     assert text in refusal(**{key: value})
+
+
+def test_folds_beside_split_folders_are_refused_with_the_words_of_the_stage() -> None:
+    for split in ("train", "val", "test"):
+        for label in "ab":
+            folder = Path("photos", split, label)
+            folder.mkdir(parents=True)
+            (folder / "1.png").write_bytes(b"")
+    text = refusal(data__path="photos", split__folds=5)
+    assert "split.folds is 5, but the given split already says which rows are val." in text
+    write_params(data__path="photos")
+    check_project()
+    write_params(data__path="photos", data__split_folders="pool", split__folds=5)
+    check_project()
+
+
+def test_fixed_times_beside_shards_that_name_splits_are_refused() -> None:
+    Path("shards").mkdir()
+    table = pa.table({"image": [b"x"], "label": ["a"], "day": [1.0]})
+    for split in ("train", "test"):
+        pq.write_table(table, f"shards/{split}-00000-of-00001.parquet")
+    changes = {"data__path": "shards", "data__time_column": "day", "split__time_cuts": ["1", "2"]}
+    text = refusal(**changes)
+    assert "split.time_cuts is ['1', '2'], but the given split already says where val" in text
+    write_params(**changes | {"data__split_folders": "pool"})
+    check_project()
 
 
 @pytest.mark.process

@@ -50,10 +50,8 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
     """Split `rows.ROWS`; DataError if a split, or a class in one, would be empty, or if there is a leak that `on_leak` does not allow."""
     rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
     units, way = find_units(rows, seed), _way(rows, params)
-    if way == "given" and params.folds:
-        raise DataError(
-            f"split.folds is {params.folds}, but the given split already says which rows are val. {_OTHER_SPLIT} Or set split.folds to 0."
-        )
+    if way == "given":
+        check_given(params)
     parts, folds = _parts(rows, units, way, params, seed)
     reaches = latest_parts(units, parts) if way == "time" else parts
     purged = parts < reaches
@@ -66,6 +64,22 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
     if way != "given" or params.on_leak == "fail":  # auto: only what the user gave may leak
         check_leaks(leaks, is_own_split=way == "given")
     return split
+
+
+def check_given(params: SplitParams) -> None:
+    """DataError for folds or fixed times beside a given split, which leaves nothing to them."""
+    problems = []
+    if params.folds:
+        problems.append(
+            f"split.folds is {params.folds}, but the given split already says which rows are val. {_OTHER_SPLIT} Or set split.folds to 0."
+        )
+    if params.time_cuts is not None:
+        problems.append(
+            f"split.time_cuts is {params.time_cuts}, but the given split already says where val "
+            f"and test begin. {_OTHER_SPLIT} Or set split.time_cuts to null."
+        )
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 def check_columns(rows: pa.Table, split_column: str | None, time_column: str | None) -> None:

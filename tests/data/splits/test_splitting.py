@@ -372,6 +372,12 @@ def test_folds_and_a_given_split_contradict_each_other() -> None:
         split(own(), split_params(folds=5))
 
 
+def test_fixed_times_and_a_given_split_contradict_each_other() -> None:
+    rows = [entry | {"time": float(place)} for place, entry in enumerate(own())]
+    with pytest.raises(DataError, match=r"split\.time_cuts is \['1', '2'\], but the given split"):
+        split(rows, split_params(time_cuts=["1", "2"]))
+
+
 def test_auto_reports_a_leak_of_the_given_split_and_moves_nothing() -> None:
     rows = own()
     rows[0]["cluster"] = rows[6]["cluster"] = "twin"
