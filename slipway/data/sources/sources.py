@@ -39,7 +39,8 @@ class Layout(NamedTuple):
         counts = {split: int(pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0) for split in self.given}
         said = ", ".join(f"{_shown(names)} -> {split} ({counts[split]} rows)" for split, names in self.given.items())
         cut = [split for split in SPLITS if split not in self.given]
-        rest = f"; `split` cuts {' and '.join(cut)} from train" if cut else ""
+        by_time = " by time" if cut == ["val"] and rows["time"].null_count < rows.num_rows else ""
+        rest = f"; `split` cuts {' and '.join(cut)} from train{by_time}" if cut else ""
         return f"given split: {said}{rest}. To let Slipway split, set data.split_folders to pool\n"
 
 

@@ -17,6 +17,7 @@ def report(split: Split, seed: int) -> dict[str, Any]:
         "seed": seed,
         "way": split.way,
         "cut_from_train": list(split.cut),
+        "cut_by_time": split.cut_by_time,
         "splits": {name: _describe(split.rows, name, classes) for name in SPLITS},
         "shares": None if split.shares is None else dict(zip(SPLITS, split.shares, strict=True)),
         "largest_deviation": _largest_deviation(split, classes),
@@ -32,7 +33,9 @@ def summary(report: dict[str, Any]) -> str:
     """The report in a few lines for the console."""
     lines = [", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items()) + f" ({report['way']})"]
     if report["cut_from_train"]:
-        lines.append(f"{' and '.join(report['cut_from_train'])} is cut from train, since the given split has none")
+        latest = " by time (its latest rows)" if report["cut_by_time"] else ""
+        cut = " and ".join(report["cut_from_train"])
+        lines.append(f"{cut} is cut from train{latest}, since the given split has none")
     if report["purged"]:
         lines.append(f"purged {report['purged']} rows whose group or near duplicates reach a later split, see data/split/purged.parquet")
     if report["leaks"]["rows"]:

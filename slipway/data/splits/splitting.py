@@ -2,7 +2,7 @@
 
 One of three ways: the user's own split (rows have `given_split`), by time (rows have `time`), else by a hash of each unit's key.
 docs/split.md has the laws. A split that is empty, or a class that it lacks, is refused. If the user's own split has no val or no test,
-it is cut from train.
+it is cut from train; val is its latest rows if rows have `time`.
 """
 
 import math
@@ -17,13 +17,13 @@ from slipway.config.sections import SplitParams
 from slipway.data.engine.rows import PURGED, SPLIT_ROWS
 from slipway.data.splits.assignment import assign_exact, assign_stable
 from slipway.data.splits.leakage import Leaks, check_leaks, find_leaks
-from slipway.data.splits.time_order import assign_by_time, latest_parts
+from slipway.data.splits.time_order import assign_by_time, cut_val_by_time, latest_parts
 from slipway.data.splits.units import Int, Units, find_units
 from slipway.data.store.packed import SPLITS
 from slipway.system.errors import DataError
 
 Way = Literal["given", "time", "stable", "exact"]
-_TEST = SPLITS.index("test")
+_VAL, _TEST = SPLITS.index("val"), SPLITS.index("test")
 _MAX_SHOWN = 5
 _OTHER_SPLIT = "To let Slipway split, set data.split_column to null, or data.split_folders to pool where folders or shards give the split."
 
@@ -34,11 +34,12 @@ class Split:
 
     way: Way
     rows: pa.Table  # `rows.SPLIT_ROWS`, by id
-    purged: pa.Table  # `rows.PURGED`, by id; empty unless by time
+    purged: pa.Table  # `rows.PURGED`, by id; empty unless by time, or val is cut by time
     leaks: Leaks
     shares: tuple[float, float, float] | None  # asked for; None where the user's own split or fixed times decide
     unit_sizes: Int  # rows of each unit
     cut: tuple[str, ...] = ()  # the splits that the user's own split lacks, cut from train
+    cut_by_time: bool = False  # `cut` is val, the latest rows of train
 
     @property
     def has_classes(self) -> bool:
@@ -53,13 +54,15 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int) -> Split:
     if way == "given":
         check_given(params)
     parts, folds = _parts(rows, units, way, params, seed)
-    reaches = latest_parts(units, parts) if way == "time" else parts
-    purged = parts < reaches
-    table = _with_columns(rows, {"split": _names(parts), "fold": folds}).filter(pa.array(~purged))
+    reaches = _reaches(rows, units, parts, way)
+    kept = pa.array(parts == reaches)
+    table = _with_columns(rows, {"split": _names(parts), "fold": folds}).filter(kept)
     leaks = find_leaks(table)
     table = _with_columns(table, {"leaked": pa.array(leaks.rows)}).cast(SPLIT_ROWS)
     cut = tuple(SPLITS[part] for part in _missing_parts(rows)) if way == "given" else ()
-    split = Split(way, table, _purged(rows, parts, reaches), leaks, _shares(way, params), units.sizes, cut)
+    by_time = way == "given" and _is_cut_by_time(rows)
+    purged = _purged(rows, parts, reaches)
+    split = Split(way, table, purged, leaks, _shares(way, params), units.sizes, cut, by_time)
     check_complete(split)
     if way != "given" or params.on_leak == "fail":  # auto: only what the user gave may leak
         check_leaks(leaks, is_own_split=way == "given")
@@ -178,9 +181,29 @@ def _missing_parts(rows: pa.Table) -> list[int]:
     return missing if len(missing) == 1 and (given == 0).any() else []
 
 
+def _is_cut_by_time(rows: pa.Table) -> bool:
+    """True if a given split lacks val only, and rows have times: val is then the latest of train."""
+    return rows["time"].null_count < rows.num_rows and _missing_parts(rows) == [_VAL]
+
+
+def _reaches(rows: pa.Table, units: Units, parts: Int, way: Way) -> Int:
+    """(N,) the latest split that each row's unit reaches over cuts in time, else the row's own."""
+    if way == "time":
+        return latest_parts(units, parts)
+    reaches = parts.copy()
+    if way == "given" and _is_cut_by_time(rows):
+        learnt = _given(rows) == 0
+        reaches[learnt] = latest_parts(units.select(learnt), parts[learnt])
+    return reaches
+
+
 def _with_cuts(rows: pa.Table, units: Units, params: SplitParams, seed: int) -> Int:
     """(N,) the given split of each row; a split that is missing is cut from the rows of train, in its share of them."""
     parts = _given(rows)
+    if _is_cut_by_time(rows):
+        learnt = parts == 0
+        parts[learnt] = cut_val_by_time(rows.filter(pa.array(learnt)), params)
+        return parts
     for missing in _missing_parts(rows):
         learnt = parts == 0
         share = params.val if missing != _TEST else params.test

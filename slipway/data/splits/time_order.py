@@ -26,6 +26,20 @@ def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
     return np.searchsorted(cuts, times, side="right").astype(np.int64)
 
 
+def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
+    """(N,) 1 for the latest rows, in val's share of train and val, and 0 for the others."""
+    times = _times(rows)
+    distinct, before = np.unique(np.sort(times), return_index=True)
+    if len(distinct) < 2:
+        raise DataError(
+            f"the time column has one distinct time in the {len(times)} rows of train, expected at "
+            "least 2 to cut val from them. Use a finer time, or set data.time_column to null."
+        )
+    share = params.train / (params.train + params.val)
+    begin = distinct[1 + int(np.abs(before[1:] - len(times) * share).argmin())]
+    return np.where(times >= begin, 1, 0).astype(np.int64)
+
+
 def cuts_by_share(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
     """(2,) the times at which val and test begin."""
     distinct, before = np.unique(np.sort(times), return_index=True)  # `before`: rows earlier than each distinct time

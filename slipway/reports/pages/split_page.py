@@ -38,7 +38,9 @@ def _counts(report: dict[str, Any]) -> Section:
     units = report["units"]
     notes = [f"{units['number']} units of rows that belong together; the largest has {_count(units['largest'])}."]
     if report["cut_from_train"]:
-        notes.append(f"The given split has no {' and no '.join(report['cut_from_train'])}; it is cut from train.")
+        latest = " by time: its latest rows" if report["cut_by_time"] else ""
+        missing = " and no ".join(report["cut_from_train"])
+        notes.append(f"The given split has no {missing}; it is cut from train{latest}.")
     if report["purged"]:
         notes.append(f"{report['purged']} rows were left out because their group or near duplicates reach a later split.")
     if worst := report["largest_deviation"]:

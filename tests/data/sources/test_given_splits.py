@@ -55,7 +55,9 @@ def refusal(root: Path, **changes: Any) -> str:
 
 def described(root: Path, **changes: Any) -> str:
     data = data_params(root, **changes)
-    rows = pa.table({"given_split": [sample.given_split for sample in read(root, **changes)]})
+    samples = read(root, **changes)
+    columns = {"given_split": [sample.given_split for sample in samples]}
+    rows = pa.table(columns | {"time": [sample.time for sample in samples]})
     return find_layout(data).described(rows)
 
 
@@ -296,6 +298,13 @@ def test_shards_as_the_hub_names_them_are_the_given_split(tmp_path: Path) -> Non
     assert [(sample.source, sample.given_split) for sample in samples] == [("0", "test"), ("1", "train"), ("2", "train"), ("3", "train")]
     assert [sample.payload for sample in read_samples(data_params(tmp_path), ["3"])] == [picture(3)]
     assert "train-00000-of-00002.parquet + train-00001-of-00002.parquet -> train (3 rows)" in described(tmp_path)
+
+
+def test_a_missing_val_of_shards_with_times_is_said_to_be_cut_by_time(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-00000-of-00001.parquet", [1, 2], day=[1.0, 2.0])
+    write_shard(tmp_path / "test-00000-of-00001.parquet", [3], day=[3.0])
+    assert "; `split` cuts val from train by time. " in described(tmp_path, time_column="day")
+    assert "; `split` cuts val from train. " in described(tmp_path)
 
 
 @pytest.mark.parametrize("names", [("part-0", "part-1"), ("train-00000-of-00002", "train-00001-of-00002")])

@@ -17,6 +17,7 @@ from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS
 from slipway.data.splits.assignment import largest_remainder
 from slipway.data.splits.report import report, summary
 from slipway.data.splits.splitting import Split, check_columns, split_rows
+from slipway.reports.pages.split_page import split_page
 from slipway.system.errors import DataError
 from tests.data.pictures import row
 from tests.project_params import split_params
@@ -354,6 +355,44 @@ def test_a_cut_from_train_keeps_groups_together() -> None:
             of_group.setdefault(entry["group"], set()).add(parts[entry["id"]])
     assert all(len(found) == 1 for found in of_group.values())
     assert {"train", "val"} == set().union(*of_group.values())
+
+
+def lacking_in_time(missing: str) -> list[dict[str, Any]]:
+    return [entry | {"time": float(place)} for place, entry in enumerate(lacking(missing))]
+
+
+def test_a_missing_val_is_the_latest_part_of_train_if_rows_have_times() -> None:
+    rows = lacking_in_time("val")
+    found = split(rows)
+    train, val = (found.rows.filter(pa.compute.equal(found.rows["split"], name))["time"].to_pylist() for name in ("train", "val"))
+    learnt = [entry["time"] for entry in rows if entry["given_split"] == "train"]
+    assert sorted(train) + sorted(val) == learnt
+    assert len(val) == round(len(learnt) * 0.15 / 0.85)
+    described = report(found, 7)
+    assert described["cut_by_time"]
+    assert "val is cut from train by time (its latest rows)" in summary(described)
+    assert "it is cut from train by time: its latest rows." in split_page(described)
+
+
+def test_a_group_that_reaches_a_val_cut_by_time_leaves_train() -> None:
+    rows = lacking_in_time("val")
+    learnt = [entry for entry in rows if entry["given_split"] == "train"]
+    for entry in (learnt[0], learnt[-1]):
+        entry["group"] = "returning patient"
+    found = split(rows)
+    assert [(entry["id"], entry["split"], entry["reaches"]) for entry in found.purged.to_pylist()] == [(learnt[0]["id"], "train", "val")]
+    assert not found.leaks.shared["group"]["train/val"].values
+
+
+def test_a_missing_val_cannot_be_cut_from_one_moment() -> None:
+    rows = [entry | {"time": 1.0} for entry in lacking("val")]
+    with pytest.raises(DataError, match="one distinct time in the 60 rows of train"):
+        split(rows)
+
+
+def test_a_missing_test_is_cut_by_a_hash_although_rows_have_times() -> None:
+    assert places(lacking_in_time("test")) == places(lacking("test"))
+    assert not report(split(lacking_in_time("test")), 7)["cut_by_time"]
 
 
 def test_a_given_split_without_train_is_refused() -> None:

@@ -139,7 +139,7 @@ def test_a_suspicious_column_is_named_with_its_score_on_console_and_page(tmp_pat
     splits = {name: {"rows": 9, "leaked": 0, "target": {"mean": 0.0, "std": 1.0}} for name in ("train", "val", "test")}
     report = {
         "seed": 7, "way": "stable", "splits": splits, "shares": None, "largest_deviation": None, "classes_missing": {},
-        "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0, "cut_from_train": [],
+        "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0, "cut_from_train": [], "cut_by_time": False,
         "leaks": {"rows": 0, "shared": {"id": {}}, "time_order": None}, "target_copies": described,
     }  # fmt: skip
     assert f"suspected leak: {finding}" in summary(report)
