@@ -115,7 +115,7 @@ def _split(cells: Mapping[str, Any], data: DataParams) -> tuple[str | None, Faul
 def _number(cell: Any) -> tuple[float, Fault | None]:
     try:
         return float(cell), None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan, Fault("not_a_number", f"{cell!r} is no number")
 
 

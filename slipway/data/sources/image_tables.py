@@ -24,6 +24,7 @@ TABLES = (".parquet", ".pq", ".csv")
 PARQUET = (".parquet", ".pq")
 METADATA = "metadata"  # the stem of the table of a Hugging Face imagefolder
 FILE_NAME = "file_name"  # its column of images
+NOT_AN_OBJECT = "the line is not a JSON object of UTF-8 text"
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
 
@@ -43,7 +44,8 @@ class TablePart(NamedTuple):
         """The given split of the row that names this image."""
         if self.split is not None or name is None:
             return self.split
-        return self.folders.get(PurePosixPath(os.path.normpath(name.replace("\\", "/"))).parts[0])
+        path = PurePosixPath(os.path.normpath(name.replace("\\", "/")))
+        return self.folders.get(path.parts[0]) if path.parts else None  # "." has none
 
 
 def is_table_file(name: str) -> bool:
@@ -157,7 +159,7 @@ def _read_jsonl(part: TablePart, data: DataParams, wanted: frozenset[int] | None
         if wanted is not None and row - 1 not in wanted:
             continue
         if record is None:
-            yield _malformed(row - 1, "the line is not a JSON object")
+            yield _malformed(row - 1, NOT_AN_OBJECT)
             continue
         cells = {name: record.get(name) for name in columns.names}
         yield _table_sample(part, row - 1, cells[columns.image], cells, data)
@@ -165,14 +167,19 @@ def _read_jsonl(part: TablePart, data: DataParams, wanted: frozenset[int] | None
 
 
 def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Each line of a file of JSON lines that is not empty; None for one that is not a JSON object."""
+    """Each line of a file of JSON lines that is not empty.
+
+    None for one that is not a JSON object, that is nested too deeply, or whose text is not UTF-8.
+    """
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for line in file:
             if not line.strip():
                 continue
             try:
                 record = json.loads(line)
-            except ValueError:
+                if "\\u" in line:  # an escape may stand for half a character, which is no UTF-8
+                    json.dumps(record, ensure_ascii=False).encode()
+            except (ValueError, RecursionError):
                 record = None
             yield record if isinstance(record, dict) else None
 
@@ -229,7 +236,8 @@ class _ImageCell(NamedTuple):
 
 
 def _image_cell(folder: Path, cell: Any) -> _ImageCell:
-    name = cell.get("path") if isinstance(cell, dict) else cell if isinstance(cell, str) else None
+    name = cell.get("path") if isinstance(cell, dict) else cell
+    name = name if isinstance(name, str) else None
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if isinstance(content, bytes):
         return _ImageCell(name, content)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from slipway.data.engine.scratch_arrays import full, rows_where
 from slipway.data.engine.scratch_tables import scratch_array, stored_array
 from slipway.data.engine.scratch_tables import stored as stored_table
-from slipway.data.sources.image_tables import is_jsonl, json_records
+from slipway.data.sources.image_tables import NOT_AN_OBJECT, is_jsonl, json_records
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.shards import shard_splits, table_files
 from slipway.system.errors import DataError
@@ -248,7 +248,7 @@ def _read_jsonl(path: Path, only: Collection[str] | None) -> RawTable:
     names = [name for name in column_names(path) if only is None or name in only]
     columns = {name: stored_column(name, _cells_of([row.get(name) for row in rows])) for name in names}
     numbers = [number for number, record in enumerate(records) if record is not None]
-    malformed = [(number, "the line is not a JSON object") for number, record in enumerate(records) if record is None]
+    malformed = [(number, NOT_AN_OBJECT) for number, record in enumerate(records) if record is None]
     return RawTable(columns, np.array(numbers, np.int64), malformed)
 
 
@@ -256,7 +256,7 @@ def _cells_of(cells: list[Any]) -> pa.ChunkedArray:
     """Cells of one type as they are, others as text."""
     try:
         return pa.chunked_array([pa.array(cells)])
-    except pa.ArrowException:
+    except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
         return pa.chunked_array([pa.array([None if cell is None else str(cell) for cell in cells], pa.string())])
 
 

@@ -275,6 +275,42 @@ def test_a_bad_line_of_metadata_is_one_bad_row(tmp_path: Path) -> None:
     assert (list(raw.columns), raw.numbers.tolist(), len(raw.malformed)) == (["file_name", "label"], [0, 2], 2)
 
 
+@pytest.mark.parametrize("text", ['"\\udcff"', '{"\\udcff": 1}', "[" * 100_000], ids=["cell", "key", "nested"])
+def test_json_that_cannot_be_stored_is_one_bad_row(text: str, tmp_path: Path) -> None:
+    write_metadata(tmp_path, ["1.png"], ["\U0001f600"], "jsonl")
+    with (tmp_path / "metadata.jsonl").open("a") as file:
+        file.write(f'\n{{"file_name": "1.png", "label": {text}}}\n')
+    samples = read(tmp_path)
+    assert [sample.label for sample in samples] == ["\U0001f600", None]
+    assert samples[1].fault is not None
+    assert samples[1].fault.rule == "malformed_row"
+    assert [number for number, _ in read_raw_table(tmp_path / "metadata.jsonl").malformed] == [1]
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        (f'{{"file_name": "1.png", "label": 1{"0" * 400}}}', "not_a_number"),
+        ('{"file_name": {"path": 3}, "label": 1}', "missing_image"),
+    ],
+)
+def test_json_of_another_kind_than_expected_is_one_bad_row(line: str, rule: str, tmp_path: Path) -> None:
+    write_metadata(tmp_path, ["1.png"], [1], "jsonl")
+    with (tmp_path / "metadata.jsonl").open("a") as file:
+        file.write(f"\n{line}\n")
+    faults = [sample.fault for sample in read(tmp_path, task="image_regression")]
+    assert [fault.rule if fault else None for fault in faults] == [None, rule]
+    assert len(read_raw_table(tmp_path / "metadata.jsonl").numbers) == 2
+
+
+def test_a_row_that_names_the_folder_itself_is_one_bad_row(tmp_path: Path) -> None:
+    write_metadata(tmp_path, ["train/1.png", "test/1.png"], ["a", "b"])
+    with (tmp_path / "metadata.csv").open("a") as file:
+        file.write(".,a\n")
+    faults = [sample.fault.rule if sample.fault else None for sample in read(tmp_path)]
+    assert faults == [None, None, "bad_split"]
+
+
 def test_file_name_is_the_image_column_of_metadata_alone(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("file_name,label\n1.png,a\n")
     assert "data.image_column is 'image', which is not there" in refusal(tmp_path)
