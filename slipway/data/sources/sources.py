@@ -161,11 +161,17 @@ def existing_path(data: DataParams, expected: str) -> Path:
 def table_in(folder: Path) -> Path | None:
     """The table at the top of a folder, if there is one; the folder itself if it holds several Parquet shards of one schema.
 
+    The only sub-folder counts as the top if it holds nothing but tables: a clone of a Hugging Face
+    data set has its shards in `data/`, beside a README.md.
     DVC watches the images that a table names if they lie in the same folder.
     """
-    tables = [Path(entry.path) for entry in visible_entries(folder) if entry.is_file() and is_table_file(entry.name)]
-    if len(tables) < 2:
-        return tables[0] if tables else None
+    entries = visible_entries(folder)
+    tables = [Path(entry.path) for entry in entries if entry.is_file() and is_table_file(entry.name)]
+    if not tables:
+        inside = [Path(entry.path) for entry in entries if entry.is_dir()]
+        return table_in(inside[0]) if len(inside) == 1 and _has_only_tables(inside[0]) else None
+    if len(tables) == 1:
+        return tables[0]
     if all(is_parquet(table) for table in tables):
         check_shards(tables)
         return folder
@@ -174,3 +180,8 @@ def table_in(folder: Path) -> Path | None:
         f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one, or Parquet shards of one schema. "
         "Point data.path at the one that is meant."
     )
+
+
+def _has_only_tables(folder: Path) -> bool:
+    entries = visible_entries(folder)
+    return bool(entries) and all(entry.is_file() and is_table_file(entry.name) for entry in entries)

@@ -343,6 +343,28 @@ def test_a_missing_val_of_shards_with_times_is_said_to_be_cut_by_time(tmp_path: 
     assert "; `split` cuts val from train. " in described(tmp_path)
 
 
+def test_a_clone_of_the_hub_is_read_as_the_shards_in_its_only_folder(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("a card")
+    (tmp_path / ".gitattributes").write_text("*.parquet filter=lfs")
+    (tmp_path / "data").mkdir()
+    write_shard(tmp_path / "data" / "train-00000-of-00001.parquet", [1, 2])
+    write_shard(tmp_path / "data" / "test-00000-of-00001.parquet", [3])
+    samples = read(tmp_path)
+    assert [(sample.label, sample.given_split) for sample in samples] == [
+        ("b", "test"),
+        ("b", "train"),
+        ("a", "train"),
+    ]
+    assert find_table(data_params(tmp_path, task="table_classification")) == tmp_path / "data"
+
+
+def test_an_only_folder_with_images_beside_tables_is_a_class(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    write_shard(tmp_path / "cat" / "notes.parquet", [1])
+    (tmp_path / "cat" / "1.png").write_bytes(picture(1))
+    assert [sample.label for sample in read(tmp_path)] == ["cat", "cat"]
+
+
 @pytest.mark.parametrize("names", [("part-0", "part-1"), ("train-00000-of-00002", "train-00001-of-00002")])
 def test_shards_that_name_fewer_than_two_splits_are_one_table(tmp_path: Path, names: tuple[str, str]) -> None:
     for seed, name in enumerate(names):
