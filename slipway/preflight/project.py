@@ -82,7 +82,7 @@ _CHECKS = (
     _check("precompute", data.check_transform),
     _check("augment seed", data.check_augmentation),
     _check("data evaluate", training.check_released),
-    _check("seed data precompute train", training.check_network),
+    _check("seed data precompute train prune", training.check_network),
     Check(frozenset({"data", "train"}), training.machine_mistakes),
     _check("compile", training.check_engine),
 )

@@ -15,14 +15,32 @@ from slipway.system.errors import SlipwayError
 
 
 def check_network(params: Params) -> None:
-    """ParamsError or UnavailableError if a network of timm cannot be built and given its weights.
+    """ParamsError or UnavailableError if the network cannot be built, frozen or pruned as asked.
 
-    The arguments of our own networks are checked when params.yaml is read.
+    The arguments of our own networks are checked when params.yaml is read, so they are only built
+    to be pruned.
     """
-    if params.train.network.startswith("timm/"):
-        from slipway.training.networks.drawing import drawn_network, image_network_spec
+    train, is_pruned = params.train, _loses_channels(params)
+    if not train.network.startswith("timm/") and not is_pruned:
+        return
+    from slipway.training.networks.drawing import drawn_network, image_network_spec
 
-        drawn_network(params.seed, params.train, image_network_spec(params))
+    network = drawn_network(params.seed, train, image_network_spec(params))
+    if train.freeze_epochs:
+        from slipway.training.networks.freezing import parts_of
+
+        parts_of(network)
+    if is_pruned:
+        from slipway.training.pruning.channels import prunable_chains
+
+        prunable_chains(network, params.prune.share)
+
+
+def _loses_channels(params: Params) -> bool:
+    """True for structured pruning that was not refused when params.yaml was read."""
+    train = params.train
+    has_groups = train.network_arguments.get("normalisation") == "group"
+    return params.prune.kind == "structured" and train.network != "tabm" and not has_groups
 
 
 def machine_mistakes(params: Params) -> list[str]:

@@ -15,7 +15,7 @@ from slipway.export.graphs.variants import MEANT_FOR, OF_PRUNED, PRECISION
 from slipway.runtimes.runtime import open_onnx
 from slipway.system import files
 from slipway.system.errors import BundleError
-from slipway.training.pruning.pruning import prune_channels
+from slipway.training.pruning.channels import prune_channels
 from slipway.training.pruning.result import network_of
 from slipway.training.uncertainty.calibrated import CalibratedNetwork
 from slipway.training.uncertainty.calibrating import Calibrator

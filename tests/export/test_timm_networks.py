@@ -18,7 +18,7 @@ from slipway.export.certification.verdict import make_certificate
 from slipway.export.graphs.quantization import CPU, StaticQuantizer, dynamic_graph, prepare
 from slipway.export.graphs.variants import OF_PRUNED
 from slipway.system import files
-from slipway.training.pruning.pruning import prune_channels
+from slipway.training.pruning.channels import prune_channels
 from slipway.training.pruning.result import network_of
 from slipway.training.uncertainty.calibrated import CalibratedNetwork
 from slipway.training.uncertainty.calibrating import Calibrator

@@ -145,6 +145,42 @@ def test_a_network_of_timm_that_cannot_be_built_is_refused(changes: dict[str, An
     assert text in refusal(**{f"train__{key}": value for key, value in train.items()})
 
 
+@pytest.mark.process
+def test_a_network_of_timm_that_cannot_be_frozen_is_refused() -> None:
+    import safetensors.torch
+    import timm
+
+    weights = timm.create_model("poolformer_s12", num_classes=2).state_dict()
+    safetensors.torch.save_file(weights, "weights.safetensors")
+    network = {
+        "train__network": "timm/poolformer_s12",
+        "train__network_arguments": {},
+        "train__pretrained": "weights.safetensors",
+        "precompute__image_size_px": 32,
+        "precompute__channels": 3,
+    }
+    write_params(**network)
+    check_project()
+    text = refusal(**network, train__freeze_epochs=1)
+    assert "timm does not say what the parts of 'timm/poolformer_s12' are" in text
+
+
+@pytest.mark.process
+def test_structured_pruning_that_takes_no_channel_out_is_refused() -> None:
+    pruned = {
+        "prune__kind": "structured",
+        "export__variants": ["fp32", "fp16", "pruned"],
+        "verify__max_metric_loss": {"fp16": 0.01, "pruned": 0.05},
+    }
+    write_params(**pruned)
+    check_project()
+    text = refusal(**pruned, prune__share=0.01)
+    assert "prune.share is 0.01, which takes no channel out of 'small_resnet'" in text
+    timm = {"train__network": "timm/resnet10t", "train__network_arguments": {}}
+    text = refusal(**pruned, **timm, precompute__image_size_px=32, prune__share=0.01)
+    assert "prune.share is 0.01, which takes no channel out of 'timm/resnet10t'" in text
+
+
 # The tests run on machines with a GPU and without.
 @pytest.mark.process
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from slipway.system.contract import is_classification
 from slipway.training.distributed.strategies import place, requested_setup
 from slipway.training.job import TrainingData, count_parameters
 from slipway.training.networks.networks import Network, load_network, read_model_card
-from slipway.training.pruning.pruning import KeepZeros, prune_channels, smallest_masked
+from slipway.training.pruning.channels import prune_channels
+from slipway.training.pruning.magnitude import KeepZeros, smallest_masked
 from slipway.training.pruning.result import PrunedCard, Width, network_of, weights_content
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
 from slipway.training.telemetry.progress import silence_chatter

@@ -20,7 +20,8 @@ from slipway.inputs.images import ImageContract
 from slipway.system import files
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
 from slipway.training.networks.networks import Network, build_network, read_model_card, save_checkpoint
-from slipway.training.pruning.pruning import KeepZeros, find_chains, prune_channels, smallest_masked, width_left
+from slipway.training.pruning.channels import find_chains, prune_channels, width_left
+from slipway.training.pruning.magnitude import KeepZeros, smallest_masked
 from slipway.training.pruning.result import load_pruned, network_of, read_pruned, save_pruned
 from slipway.training.pruning.run import PrunePaths, Pruning, prune
 from tests import warm_starts

@@ -1,24 +1,20 @@
-"""Smaller networks from a trained one: channels that are taken out, or weights that are set to zero.
+"""Structured pruning: takes the channels that matter least out of a trained network.
 
-Structured: of a layer whose output one other layer alone reads, the channels that matter least are taken out, whatever the network is
-called. Channels that meet a shortcut stay. Magnitude: the smallest weights of all layers become zero; nothing that runs
-a dense graph is faster for it, the file compresses better.
+Of a layer whose output only one other layer reads, whatever the network is called. Channels that
+meet a shortcut stay. The preflight reads this module: it imports no Lightning, which takes seconds.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node
 
 from slipway.system.errors import ParamsError
 from slipway.training.networks.networks import Network
 from slipway.training.pruning.result import Width
-from slipway.training.recipe.optimizers import decays
 
 BLOCK = 8  # channels that kernels compute together: 13 of them take the time of 16
 _ATEN = torch.ops.aten
@@ -61,6 +57,15 @@ def find_chains(network: Network) -> list[Chain]:
     return [chain for chain in found if chain]
 
 
+def prunable_chains(network: Network, share: float) -> list[Chain]:
+    """Every chain of the network; ParamsError if `share` takes a channel out of none of them."""
+    chains, state = find_chains(network), network.state_dict()
+    widths = [len(state[chain.maker]) for chain in chains]
+    if all(width_left(width, share) == width for width in widths):
+        raise ParamsError(_why_nothing(network.spec.name, share, len(chains)))
+    return chains
+
+
 def prune_channels(network: Network, share: float) -> tuple[dict[str, Tensor], dict[str, Width]]:
     """The weights without `share` of the channels of each chain, and the widths by layer; ParamsError where none can be taken out.
 
@@ -69,8 +74,7 @@ def prune_channels(network: Network, share: float) -> tuple[dict[str, Tensor], d
     """
     before = {name: value.detach().cpu() for name, value in network.state_dict().items()}
     after, widths = dict(before), {}
-    chains = find_chains(network)
-    for chain in chains:
+    for chain in prunable_chains(network, share):
         width = len(before[chain.maker])
         left = width_left(width, share)
         worth = _norms(before[chain.size]) * _norms(before[chain.reader].transpose(0, 1))
@@ -80,8 +84,6 @@ def prune_channels(network: Network, share: float) -> tuple[dict[str, Tensor], d
         after[chain.reader] = after[chain.reader].index_select(1, kept)
         if left < width:
             widths[chain.maker.removesuffix(".weight")] = Width(before=width, after=left)
-    if not widths:
-        raise ParamsError(_why_nothing(network.spec.name, share, len(chains)))
     return after, widths
 
 
@@ -89,40 +91,6 @@ def width_left(width: int, share: float) -> int:
     """Channels of `width` that are left without `share` of them: a multiple of 8, rounded up; never more than there were."""
     wanted = width * (1 - share)
     return min(width, BLOCK * max(1, int(np.ceil(round(wanted / BLOCK, 9)))))
-
-
-def smallest_masked(network: Network, share: float) -> dict[str, Tensor]:
-    """By weight, bool of its shape: False for `share` of all weights of layers, those nearest to zero.
-
-    After Han et al. 2015, "Learning both weights and connections", with one bound for all layers.
-    """
-    weights = {name: value.detach().cpu() for name, value in network.named_parameters() if decays(name, value)}
-    sizes = torch.cat([value.abs().flatten() for value in weights.values()])
-    mask = torch.ones(len(sizes), dtype=torch.bool)
-    mask[torch.argsort(sizes, stable=True)[: round(share * len(sizes))]] = False
-    parts = torch.split(mask, [value.numel() for value in weights.values()])
-    return {name: part.view(value.shape) for (name, value), part in zip(weights.items(), parts, strict=True)}
-
-
-class KeepZeros(pl.Callback):
-    """Sets the masked weights to zero, before the first step and after each."""
-
-    def __init__(self, network: nn.Module, masks: Mapping[str, Tensor]) -> None:
-        self._weights = {name: value for name, value in network.named_parameters() if name in masks}
-        self._masks = dict(masks)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._masks = {name: mask.to(self._weights[name].device) for name, mask in self._masks.items()}
-        self.apply()
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        self.apply()
-
-    @torch.no_grad()
-    def apply(self) -> None:
-        """Now."""
-        for name, mask in self._masks.items():
-            self._weights[name].mul_(mask)
 
 
 def _is_layer(node: Node, names: Mapping[str, str]) -> bool:
