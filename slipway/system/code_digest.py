@@ -3,9 +3,9 @@
 DVC does not follow imports, so a change in the library would not re-run a stage. The stage `code`
 writes one digest per stage into `code.yaml`, which the other stages have among their params. A
 stage reaches what it imports, what that imports, the modules that are started by name in a process
-of their own, and every other file beside those modules: pages, scripts, texts. The stages that call
-the user's functions reach all of `transforms/`. Comments, docstrings that nothing reads and blank
-lines do not count (`source_code`).
+of their own, the `__init__.py` of every package around these, and every other file beside them:
+pages, scripts, texts. The stages that call the user's functions reach all of `transforms/`.
+Comments, docstrings that nothing reads and blank lines do not count (`source_code`).
 """
 
 import json
@@ -63,9 +63,11 @@ def reached_files(root: Path, start: Iterable[Path]) -> set[Path]:
         path = waiting.pop()
         if path not in modules:
             modules.add(path)
-            names = _reduced((_base(root, path.parts[0]) / path).read_bytes())[1] if path.suffix == ".py" else ()
-            found = (_file_of(root, _absolute(name, path)) for name in names)
-            waiting.extend(file for file in found if file is not None)
+            if path.suffix == ".py":
+                names = _reduced((_base(root, path.parts[0]) / path).read_bytes())[1]
+                found = (_file_of(root, _absolute(name, path)) for name in names)
+                waiting.extend(file for file in found if file is not None)
+                waiting.extend(_packages_of(root, path))
     folders = {path.parent for path in modules}
     return modules | {file for folder in folders for file in _assets(_base(root, folder.parts[0]), folder)}
 
@@ -131,6 +133,12 @@ def _file_of(root: Path, module: str) -> Path | None:
     path = Path(*module.split("."))
     choices = (path.with_name(f"{path.name}.py"), path / "__init__.py")
     return next((choice for choice in choices if (_base(root, package) / choice).is_file()), None)
+
+
+def _packages_of(root: Path, path: Path) -> Iterator[Path]:
+    """The `__init__.py` of each package around a module, which Python runs before the module."""
+    files_there = (folder / "__init__.py" for folder in path.parents[:-1])
+    return (file for file in files_there if (_base(root, file.parts[0]) / file).is_file())
 
 
 def _absolute(name: str, path: Path) -> str:

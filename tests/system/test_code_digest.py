@@ -1,5 +1,6 @@
 """A stage's digest changes with the code that it reaches, and with nothing else."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def _tree(tmp_path: Path) -> Path:
 def test_a_stage_reaches_imports_of_imports_and_no_more(tree: Path) -> None:
     assert set(stage_files(tree, "train")) == {
         *("stages/train.py", "slipway/__init__.py", "slipway/a.py", "slipway/b.py"),
-        *("slipway/deep/d.py", "slipway/e.py"),
+        *("slipway/deep/__init__.py", "slipway/deep/d.py", "slipway/e.py", "stages/__init__.py"),
     }
 
 
@@ -65,6 +66,9 @@ def test_verify_reaches_the_service_its_assets_and_the_users_code(tree: Path) ->
         ("serving/page/app.js", {"verify"}),
         ("transforms/faces.py", {"verify"}),
         ("slipway/__init__.py", {"train", "verify"}),
+        ("slipway/deep/__init__.py", {"train"}),
+        ("stages/__init__.py", {"train", "verify"}),
+        ("serving/__init__.py", {"verify"}),
         ("stages/code.py", set()),
     ],
 )
@@ -72,6 +76,27 @@ def test_a_changed_line_changes_the_digests_of_the_stages_that_reach_it(tree: Pa
     before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
     (tree / name).write_text(FILES[name] + "Y = 2\n")
     assert {stage for stage in before if stage_digest(tree, stage) != before[stage]} == stages
+
+
+def test_code_in_every_package_of_a_stages_modules_changes_its_digest(tmp_path: Path, root: Path) -> None:
+    start = Path("stages/train.py")
+    modules = [path for path in reached_files(root, [start]) if path.suffix == ".py"]
+    for package in ("slipway", "stages", "serving", "transforms"):
+        shutil.copytree(root / package, tmp_path / package)
+    before = stage_digest(tmp_path, "train")
+    folders = {folder for path in modules for folder in path.parents if folder != Path()}
+    assert {Path("slipway"), Path("slipway/training/networks"), Path("stages")} <= folders
+    for init in (folder / "__init__.py" for folder in folders):
+        text = (tmp_path / init).read_text()
+        (tmp_path / init).write_text(f"{text}X = 1\n")
+        assert stage_digest(tmp_path, "train") != before, init
+        (tmp_path / init).write_text(text)
+    assert stage_digest(tmp_path, "train") == before
+
+
+def test_a_package_is_reached_with_what_it_imports(tree: Path) -> None:
+    (tree / "slipway/deep/__init__.py").write_text("from slipway import unused\n")
+    assert "slipway/unused.py" in stage_files(tree, "train")
 
 
 def test_a_changed_comment_changes_no_digest(tree: Path) -> None:
