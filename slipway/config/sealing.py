@@ -9,6 +9,7 @@ edited meanwhile. Each stage therefore compares the seals of the stages before i
 A stage that was run by hand has no entry there, so its seal stands for itself.
 """
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -33,6 +34,7 @@ _FORMAT = 2
 _PARAMS, _PIPELINE, _LOCK = "params.yaml", Path("dvc.yaml"), Path("dvc.lock")
 _MODEL = "artifacts/checkpoint"  # whose model.json holds the params of train
 _ROOT = Path()
+_COUNTS = ("nfiles", "size")  # of a folder, in dvc.lock
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
 
@@ -64,7 +66,9 @@ class Seal:
     params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
     code: dict[str, str]  # hex digest by path
     inputs: dict[str, dict[str, str]]  # per dependency: digest of sizes, times and inodes by folder
-    data: dict[str, str]  # hex MD5, as in dvc.lock, of the raw tables and archives that the first stage reads
+    # The raw data that the first stage reads, as in dvc.lock: hex MD5 of a table or an archive,
+    # number and total size of the files in a folder.
+    data: dict[str, str | dict[str, int]]
     before: list[str]  # stages
 
     def check(self) -> None:
@@ -111,7 +115,7 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
         params=_picked(content, pipeline.params.get(stage, list(content))),
         code=stage_files(_ROOT, stage),
         inputs={path: _state(Path(path)) for path in deps},
-        data={} if before else {path: files.md5_file(Path(path)) for path in deps if Path(path).is_file()},
+        data={} if before else {path: facts for path in deps if (facts := _facts(Path(path)))},
         before=before,
     )
     _check_code(seal)
@@ -175,8 +179,8 @@ def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
             continue  # run by hand, or never
         found = _read_seal(stage)
         changes = _changes(found["params"], entry.get("params", {}).get(_PARAMS, {}))
-        recorded = {dep["path"]: dep["md5"] for dep in entry.get("deps", []) if dep.get("hash") == "md5"}
-        data = {path: digest for path, digest in found["data"].items() if path in recorded}
+        recorded = {dep["path"]: _recorded(dep) for dep in entry.get("deps", [])}
+        data = {path: facts for path, facts in found["data"].items() if recorded.get(path)}
         changes += _changes(data, {path: recorded[path] for path in data})
         changes += _changes({"code": found["code"]}, {"code": entry.get("params", {}).get(CODE_DIGESTS.name, {}).get(stage)})
         if changes:
@@ -186,6 +190,15 @@ def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
             )
     if _MODEL in pipeline.deps.get(seal.stage, []):
         _check_model(locked.get("train") or {})
+
+
+def _recorded(dep: dict[str, Any]) -> str | dict[str, int] | None:
+    """The facts of a dependency in dvc.lock, to compare with `_facts`. None if it lacks them."""
+    if dep.get("hash") != "md5" or not isinstance(dep.get("md5"), str):
+        return None
+    if not dep["md5"].endswith(".dir"):
+        return str(dep["md5"])
+    return {key: dep[key] for key in _COUNTS} if all(key in dep for key in _COUNTS) else None
 
 
 def _check_model(entry: dict[str, Any]) -> None:
@@ -319,6 +332,51 @@ def _state(path: Path) -> dict[str, str]:
             digest.update(f"{name}\0{_stamp(Path(folder, name))}\0".encode(errors="surrogateescape"))
         found[Path(folder).as_posix()] = digest.hexdigest()
     return found
+
+
+def _facts(path: Path) -> str | dict[str, int] | None:
+    """MD5 of a file, number and total size of the files in a folder, as dvc.lock records them.
+
+    None if DVC may leave out files of the folder. Like DVC, counts links to files, and does not
+    enter links to folders.
+    """
+    if path.is_file():
+        return files.md5_file(path)
+    ignored = _ignored_names(path)
+    sizes: list[int] = []
+    for folder, folders, names in os.walk(path):
+        if ignored is None or any(map(ignored.match, folders + names)):
+            return None
+        try:
+            sizes += [os.stat(os.path.join(folder, name)).st_size for name in names]
+        except OSError:  # a broken link, at which DVC fails as well
+            return None
+    return dict(zip(_COUNTS, (len(sizes), sum(sizes)), strict=True)) if path.is_dir() else None
+
+
+def _ignored_names(folder: Path) -> re.Pattern[str] | None:
+    """The names that DVC may leave out anywhere in `folder`.
+
+    None if a pattern of .dvcignore may match more than a name, or the path of `folder` itself.
+    """
+    patterns = [".git", ".hg", ".dvc", ".dvcignore"]
+    path = Path(os.path.abspath(folder))
+    for above in path.parents:
+        ignore_file, parts = above / ".dvcignore", path.relative_to(above).parts
+        text = ignore_file.read_text(errors="replace") if ignore_file.is_file() else ""
+        for line in filter(None, map(str.strip, text.splitlines())):
+            pattern = line.removeprefix("!").rstrip("/")
+            head = pattern.removeprefix("/").partition("/")[0]
+            anchored = "/" in pattern
+            if line.startswith("#"):
+                continue
+            if {"[", "\\"} & set(line) or fnmatch.filter(parts[:1] if anchored else parts, head):
+                return None
+            if not anchored:
+                patterns.append(pattern)
+        if (above / ".dvc").is_dir():  # the project's folder: DVC reads no .dvcignore above it
+            break
+    return re.compile("|".join(map(fnmatch.translate, patterns)))
 
 
 def _stamp(path: Path) -> str:

@@ -183,6 +183,74 @@ def test_a_record_of_other_raw_data_than_the_seal_is_refused(content: dict[str, 
         run("split", content)
 
 
+@pytest.fixture(name="lock_raw")
+def _lock_raw(content: dict[str, Any]) -> Callable[..., None]:
+    """Runs clean on the folder `raw`, then writes a dvc.lock with the counts that are passed."""
+    Path(".dvc").mkdir()  # DVC reads no .dvcignore above this folder
+    Path("raw/cats/2.png").symlink_to("1.png")
+    Path("raw/.DS_Store").write_text("333")
+    Path("raw/empty").mkdir()
+    run("clean", content)
+
+    def lock_counts(**counts: int) -> None:
+        params = {"code.yaml": {"clean": stage_digest(Path(), "clean")}}
+        params["params.yaml"] = {key: content[key] for key in ("data", "clean")}
+        dep = {"path": "raw", "hash": "md5", "md5": "00.dir", **counts}
+        outs = [{"path": "artifacts/seals/clean.json"}]
+        write("dvc.lock", {"stages": {"clean": {"params": params, "deps": [dep], "outs": outs}}})
+
+    return lock_counts
+
+
+def test_a_record_of_more_files_in_a_raw_folder_is_refused(content: dict[str, Any], lock_raw: Callable[..., None]) -> None:
+    lock_raw(nfiles=3, size=5)  # like DVC: links and hidden files count, empty folders do not
+    run("split", content)
+    lock_raw(nfiles=4, size=6)  # one was added after `clean` had compared
+    with pytest.raises(SealError, match=r"clean: raw\.nfiles 3 -> 4; raw\.size 5 -> 6\."):
+        run("split", content)
+    lock_raw(nfiles=3, size=6)
+    with pytest.raises(SealError, match=r"clean: raw\.size 5 -> 6\."):
+        run("split", content)
+    lock_raw()  # a record without counts
+    run("split", content)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "compared"),
+    [
+        ("", True),
+        ("# cats\n/tmp\n/.venv/\n__pycache__\n*.tmp\nother/cats\n", True),
+        (".DS_Store", False),
+        ("*.png", False),
+        ("!cats/", False),
+        ("raw/cats", False),
+        ("/r*", False),
+        ("**/cats", False),
+        ("raw", False),
+        ("[c]ats", False),
+    ],
+)
+def test_a_raw_folder_of_which_dvc_may_ignore_files_is_not_compared(
+    content: dict[str, Any], lock_raw: Callable[..., None], patterns: str, compared: bool
+) -> None:
+    Path(".dvcignore").write_text(patterns)
+    run("clean", content)
+    lock_raw(nfiles=1, size=1)
+    if compared:
+        with pytest.raises(SealError, match=r"raw\.nfiles 3 -> 1"):
+            run("split", content)
+    else:
+        run("split", content)
+
+
+@pytest.mark.parametrize("name", [".git", ".dvc", ".hg", ".dvcignore"])
+def test_a_raw_folder_with_a_repository_in_it_is_not_compared(content: dict[str, Any], lock_raw: Callable[..., None], name: str) -> None:
+    Path("raw/cats", name).mkdir()
+    run("clean", content)
+    lock_raw(nfiles=1, size=1)
+    run("split", content)
+
+
 def test_a_record_without_its_seal_is_refused(content: dict[str, Any]) -> None:
     lock(content, "train")
     with pytest.raises(SealError, match=r"artifacts/seals/train\.json is missing.*dvc repro train"):
