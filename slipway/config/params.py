@@ -6,7 +6,9 @@ Every mistake is named at once, an unknown key with the key it was probably mean
 """
 
 import contextlib
+import datetime
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -34,6 +36,8 @@ from slipway.config.sections import (
 )
 from slipway.system.contract import UNBOUNDED_METRICS, Task, is_classification, is_table, metric_names
 from slipway.system.errors import ParamsError
+
+_DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 
 
 class Params(Section):
@@ -198,14 +202,40 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
     """Read `params.yaml` as a mapping of sections, not yet checked; ParamsError if it is none."""
     try:
-        content = YAML(typ="safe", pure=True).load(path.read_bytes())
+        content = read_yaml(path)
     except FileNotFoundError:
         raise ParamsError(f"{path} is missing. Run from the project's folder.") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ParamsError(f"{path} is not YAML: {error}") from error
+    except ValueError as error:
+        raise ParamsError(str(error)) from error
     if not isinstance(content, dict):
         raise ParamsError(f"{path} holds {type(content).__name__}, expected a mapping of sections.")
     return content
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file. ValueError with the mistake and how to correct it."""
+    payload = path.read_bytes()
+    try:
+        return YAML(typ="safe", pure=True).load(payload)
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    except RecursionError:
+        text = f"{path} is nested too deeply to be read. Remove the brackets or indents too many."
+        raise ValueError(text) from None
+    except (ValueError, LookupError) as error:  # a date, or what a tag such as !!int promises
+        text = payload.decode(errors="replace")
+        dates = [date for date in _DATE.findall(text) if not _exists(date)]
+        wrong = f"dates that do not exist: {', '.join(dates)}" if dates else f"a wrong value: {error}"
+        text = f"{path} holds {wrong}. Correct it, and write dates in quotes: '2024-02-29'."
+        raise ValueError(text) from error
+
+
+def _exists(date: str) -> bool:
+    try:
+        datetime.date(*map(int, date.split("-")))
+    except ValueError:
+        return False
+    return True
 
 
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:

@@ -20,10 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
-from slipway.config.params import read_content
+from slipway.config.params import read_content, read_yaml
 from slipway.config.sections import TrainParams
 from slipway.system import files
 from slipway.system.code_digest import CODE_DIGESTS, recall, stage_files
@@ -244,11 +241,12 @@ def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
 def _load(path: Path) -> dict[str, Any]:
     """A YAML file of DVC's or of the stage `code`; empty if there is none."""
     try:
-        content = YAML(typ="safe", pure=True).load(path.read_bytes())
+        content = read_yaml(path)
     except FileNotFoundError:
         return {}
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise SchemaError(f"{path} is not YAML: {error}. Restore it with git, or remove it and run `dvc repro`.") from error
+    except ValueError as error:
+        mend = "Restore it with git, or remove it and run `dvc repro`."
+        raise SchemaError(f"{error}. {mend}") from error
     if not isinstance(content, dict):
         raise SchemaError(f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git.")
     return content

@@ -236,6 +236,14 @@ def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
         ("", "holds NoneType"),
         ("a: \ud800", "is not YAML"),
         ("!!python/object:os.system {}", "is not YAML"),
+        (
+            "a: [2024-02-29, 2024-02-30, 2024-06-31]",
+            r"dates that do not exist: 2024-02-30, 2024-06-31\. Correct it, and write dates in quotes",
+        ),
+        ("a: 2024-02-28T25:00:00", "holds a wrong value: hour must be in"),
+        ("a: !!int x", "holds a wrong value: invalid literal"),
+        ("a: !!bool x", "holds a wrong value: 'x'"),
+        ("[" * 3000, "nested too deeply"),
     ],
 )
 def test_a_file_that_holds_no_params_is_refused(tmp_path: Path, text: str | None, words: str) -> None:

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from slipway.config.sealing import check_inputs, sealed, sealed_params
 from slipway.system.code_digest import stage_digest
-from slipway.system.errors import SealError
+from slipway.system.errors import SchemaError, SealError
 
 PIPELINE: dict[str, Any] = {
     "clean": {"params": ["data", "clean", {"code.yaml": ["clean"]}], "deps": ["${data.path}"], "outs": ["data/clean"]},
@@ -181,6 +181,13 @@ def test_a_record_of_other_raw_data_than_the_seal_is_refused(content: dict[str, 
     lock_data(hash="md5", md5="00")  # edited after `clean` had compared
     with pytest.raises(SealError, match=f'dvc.lock is not true of clean: wines.csv "{digest}" -> "00".*dvc repro -f -s clean'):
         run("split", content)
+
+
+@pytest.mark.parametrize(("text", "words"), [("a: 2024-02-30", "2024-02-30"), ("[" * 3000, "nested too deeply")])
+def test_a_record_that_cannot_be_read_is_refused(content: dict[str, Any], text: str, words: str) -> None:
+    Path("dvc.lock").write_text(text)
+    with pytest.raises(SchemaError, match=rf"dvc\.lock .*{words}.*Restore it with git"):
+        run("export", content)
 
 
 @pytest.fixture(name="lock_raw")
