@@ -81,10 +81,12 @@ def recall(root: Path) -> None:
     """Take up what another process remembered, if it read source code as this one does."""
     try:
         content = json.loads((root / _CACHE).read_bytes())
-    except (OSError, ValueError):
-        return
-    if isinstance(content, dict) and content.get("reader") == _reader():
-        _SOURCES.update({key: (digest, tuple(names)) for key, (digest, names) in content["sources"].items()})
+        sources = content["sources"] if content["reader"] == _reader() else {}
+        found = {key: (digest, tuple(names)) for key, (digest, names) in sources.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return  # nothing, or nothing that can be understood: the code is read again
+    if all(isinstance(text, str) for digest, names in found.values() for text in (digest, *names)):
+        _SOURCES.update(found)
 
 
 _SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {}  # (digest, modules named) by the SHA-256 of a file

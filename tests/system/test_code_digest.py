@@ -135,11 +135,19 @@ def test_what_was_remembered_is_not_taken_for_other_content(tree: Path, monkeypa
     assert stage_digest(tree, "train") != before
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"reader": "another", "sources": {"a": ["b", []]}}'])
-def test_what_another_version_remembered_is_not_taken_up(tree: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{", '{"reader": "another", "sources": {"a": ["b", []]}}', "[" * 3000),
+        *('{"reader": "ours"}', '{"reader": "ours", "sources": null}'),
+        *('{"reader": "ours", "sources": {"a": null}}', '{"reader": "ours", "sources": ["a"]}'),
+        '{"reader": "ours", "sources": {"a": ["b", [1]]}}',
+    ],
+)
+def test_a_cache_of_another_version_or_form_is_ignored(tree: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_digest, "_SOURCES", {})
     (tree / ".work").mkdir()
-    (tree / ".work/code.json").write_text(content)
+    (tree / ".work/code.json").write_text(content.replace("ours", code_digest._reader()))
     recall(tree)
     assert code_digest._SOURCES == {}
 
