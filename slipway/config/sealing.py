@@ -20,18 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
 from slipway.config.params import read_content, read_yaml
 from slipway.config.sections import TrainParams
 from slipway.system import files
 from slipway.system.code_digest import CODE_DIGESTS, recall, stage_files
-from slipway.system.errors import ParamsError, SchemaError, SealError
+from slipway.system.errors import ParamsError, SchemaError, SealError, UnavailableError
 
 SEALS = Path("artifacts/seals")
 _FORMAT = 2
 _PARAMS, _PIPELINE, _LOCK = "params.yaml", Path("dvc.yaml"), Path("dvc.lock")
 _MODEL = "artifacts/checkpoint"  # whose model.json holds the params of train
 _ROOT = Path()
-_COUNTS = ("nfiles", "size")  # of a folder, in dvc.lock
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
 
@@ -49,7 +50,7 @@ class _Pipeline:
         waiting = [stage]
         while waiting:
             deps = self.deps.get(waiting.pop(), [])
-            new = {name for name, outs in self.outs.items() if set(outs) & set(deps)} - found
+            new = {name for name, outs in self.outs.items() if _overlap(outs, deps)} - found
             found |= new
             waiting += new
         return [name for name in self.outs if name in found and _seal_path(name).as_posix() in self.outs[name]]
@@ -91,6 +92,33 @@ class Seal:
         files.write_json(_seal_path(self.stage), content)
 
 
+class _LockedPath(BaseModel):
+    """A dependency or an output in dvc.lock."""
+
+    path: str
+    hash: str | None = None
+    md5: str | None = None
+    nfiles: int | None = None
+    size: int | None = None
+
+    def facts(self) -> str | dict[str, int | None] | None:
+        """MD5 of a file, counts of a folder, as `_facts` finds them. None if they are missing."""
+        if self.hash != "md5" or self.md5 is None:
+            return None
+        if not self.md5.endswith(".dir"):
+            return self.md5
+        counts = {"nfiles": self.nfiles, "size": self.size}
+        return None if None in counts.values() else counts
+
+
+class _Locked(BaseModel):
+    """The entry of a stage in dvc.lock."""
+
+    params: dict[str, dict[str, Any]] = {}
+    deps: list[_LockedPath] = []
+    outs: list[_LockedPath] = []
+
+
 _open: list[Seal] = []  # of the stage that this process runs
 
 
@@ -101,7 +129,7 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
     No `stage`, the stage `code` and ranks that another process started have no seal. SealError if
     a record of an earlier stage is false, if code.yaml is not of this code, or if inputs change.
     """
-    if stage is None or stage == "code" or any(int(os.environ.get(name) or 0) for name in _RANKS):
+    if stage is None or stage == "code" or any(_rank(name) > 0 for name in _RANKS):
         yield
         return
     recall(_ROOT)
@@ -125,6 +153,17 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
         seal.write()
     finally:
         _open.remove(seal)
+
+
+def _rank(variable: str) -> int:
+    text = os.environ.get(variable) or "0"
+    try:
+        return int(text)
+    except ValueError:
+        raise UnavailableError(
+            f"the environment variable {variable} is {text!r}, expected the number that a launcher "
+            f"gives to a process. Run `unset {variable}`, or give it another name."
+        ) from None
 
 
 def check_inputs() -> None:
@@ -169,39 +208,30 @@ def _check_code(seal: Seal) -> None:
 
 
 def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
-    locked = _load(_LOCK).get("stages") or {}
+    locked = _read_lock()
     for stage in seal.before:
-        entry = locked.get(stage) or {}
-        if _seal_path(stage).as_posix() not in [out.get("path") for out in entry.get("outs", [])]:
+        entry = locked.get(stage, _Locked())
+        if _seal_path(stage).as_posix() not in [out.path for out in entry.outs]:
             continue  # run by hand, or never
         found = _read_seal(stage)
-        changes = _changes(found["params"], entry.get("params", {}).get(_PARAMS, {}))
-        recorded = {dep["path"]: _recorded(dep) for dep in entry.get("deps", [])}
+        changes = _changes(found["params"], entry.params.get(_PARAMS, {}))
+        recorded = {dep.path: dep.facts() for dep in entry.deps}
         data = {path: facts for path, facts in found["data"].items() if recorded.get(path)}
         changes += _changes(data, {path: recorded[path] for path in data})
-        changes += _changes({"code": found["code"]}, {"code": entry.get("params", {}).get(CODE_DIGESTS.name, {}).get(stage)})
+        changes += _changes({"code": found["code"]}, {"code": entry.params.get(CODE_DIGESTS.name, {}).get(stage)})
         if changes:
             raise SealError(
                 f"dvc.lock is not true of {stage}: {'; '.join(changes)}. The left value is what {stage} ran with; the right one was "
                 f"edited while DVC recorded it. Run `dvc repro -f -s {stage}`, then `dvc repro`."
             )
     if _MODEL in pipeline.deps.get(seal.stage, []):
-        _check_model(locked.get("train") or {})
+        _check_model(locked.get("train", _Locked()))
 
 
-def _recorded(dep: dict[str, Any]) -> str | dict[str, int] | None:
-    """The facts of a dependency in dvc.lock, to compare with `_facts`. None if it lacks them."""
-    if dep.get("hash") != "md5" or not isinstance(dep.get("md5"), str):
-        return None
-    if not dep["md5"].endswith(".dir"):
-        return str(dep["md5"])
-    return {key: dep[key] for key in _COUNTS} if all(key in dep for key in _COUNTS) else None
-
-
-def _check_model(entry: dict[str, Any]) -> None:
+def _check_model(entry: _Locked) -> None:
     """Compare the params in model.json with those of train: in dvc.lock, or else in its seal."""
     card = Path(_MODEL) / "model.json"
-    known = entry.get("params", {}).get(_PARAMS)
+    known = entry.params.get(_PARAMS)
     source = "dvc.lock"
     if known is None and _seal_path("train").is_file():
         known, source = _read_seal("train")["params"], _seal_path("train").as_posix()
@@ -225,8 +255,12 @@ def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
     """What `dvc.yaml` says; without one no key is named, so all count."""
     stages = _load(_PIPELINE).get("stages") or {}
 
-    def resolved(path: str) -> str:
-        return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_value(content, found[1])), path)
+    def resolved(path: str) -> str:  # like DVC, which takes ${a.b}, ${ a.b } and ${a[b]}
+        path = re.sub(r"(?<!\\)\$\{(.*?)\}", lambda found: value(found[1].strip()), path)
+        return path.replace("\\${", "${")
+
+    def value(key: str) -> str:
+        return str(_value(content, key.replace("[", ".").replace("]", "")))
 
     def paths(entries: list[Any]) -> list[str]:
         return [resolved(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries]
@@ -250,6 +284,23 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SchemaError(f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git.")
     return content
+
+
+def _read_lock() -> dict[str, _Locked]:
+    """The entries of dvc.lock by stage; empty if there is no dvc.lock."""
+    try:
+        return TypeAdapter(dict[str, _Locked]).validate_python(_load(_LOCK).get("stages") or {})
+    except ValidationError as error:
+        place = ".".join(map(str, ("stages", *error.errors()[0]["loc"])))
+        raise SchemaError(
+            f"{_LOCK} is damaged at {place}: {error.errors()[0]['msg']}. Restore it with git, or remove it and run `dvc repro`."
+        ) from None
+
+
+def _overlap(outs: list[str], deps: list[str]) -> bool:
+    """If a path of `deps` is one of `outs`, or lies below or above one."""
+    pairs = ((Path(os.path.normpath(out)), Path(os.path.normpath(dep))) for out in outs for dep in deps)
+    return any(out.is_relative_to(dep) or dep.is_relative_to(out) for out, dep in pairs)
 
 
 def _read_seal(stage: str) -> dict[str, Any]:
@@ -349,7 +400,7 @@ def _facts(path: Path) -> str | dict[str, int] | None:
             sizes += [os.stat(os.path.join(folder, name)).st_size for name in names]
         except OSError:  # a broken link, at which DVC fails as well
             return None
-    return dict(zip(_COUNTS, (len(sizes), sum(sizes)), strict=True)) if path.is_dir() else None
+    return {"nfiles": len(sizes), "size": sum(sizes)} if path.is_dir() else None
 
 
 def _ignored_names(folder: Path) -> re.Pattern[str] | None:

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from slipway.config.sealing import check_inputs, sealed, sealed_params
 from slipway.system.code_digest import stage_digest
-from slipway.system.errors import SchemaError, SealError
+from slipway.system.errors import SchemaError, SealError, UnavailableError
 
 PIPELINE: dict[str, Any] = {
     "clean": {"params": ["data", "clean", {"code.yaml": ["clean"]}], "deps": ["${data.path}"], "outs": ["data/clean"]},
@@ -188,6 +188,51 @@ def test_a_record_that_cannot_be_read_is_refused(content: dict[str, Any], text: 
     Path("dvc.lock").write_text(text)
     with pytest.raises(SchemaError, match=rf"dvc\.lock .*{words}.*Restore it with git"):
         run("export", content)
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        ({"stages": [1]}, "stages: "),
+        ({"stages": {"train": 1}}, r"stages\.train: "),
+        ({"stages": {"train": {"outs": None}}}, r"stages\.train\.outs: "),
+        ({"stages": {"train": {"deps": [{"md5": "00"}]}}}, r"stages\.train\.deps\.0\.path: "),
+        ({"stages": {"train": {"params": {"params.yaml": 1}}}}, r"stages\.train\.params"),
+    ],
+)
+def test_a_damaged_record_is_refused(content: dict[str, Any], record: Any, place: str) -> None:
+    write("dvc.lock", record)
+    with pytest.raises(SchemaError, match=rf"dvc\.lock is damaged at {place}.*Restore it with git"):
+        run("export", content)
+
+
+@pytest.mark.parametrize("path", ["${data.path}", "${ data.path }", "${data[path]}"])
+def test_paths_with_params_are_read_as_dvc_reads_them(content: dict[str, Any], path: str) -> None:
+    write("dvc.yaml", {"stages": {"clean": {"deps": [path, "\\${data.path}"]}}})
+    with pytest.raises(SealError, match="raw changed while clean ran"):
+        run("clean", content, lambda: Path("raw/cats/2.png").write_text("2"))
+    with pytest.raises(SealError, match=r"\$\{data\.path\} changed while clean ran"):
+        run("clean", content, lambda: Path("${data.path}").write_text("2"))
+
+
+@pytest.mark.parametrize("dep", ["artifacts/checkpoint/model.json", "artifacts", "./artifacts/checkpoint/"])
+def test_a_stage_comes_after_the_one_whose_output_overlaps_its_dependency(content: dict[str, Any], dep: str) -> None:
+    train = {"outs": ["artifacts/checkpoint", "artifacts/seals/train.json"]}
+    export = {"deps": [dep], "outs": ["artifacts/bundle"]}
+    write("dvc.yaml", {"stages": {"train": train, "export": export}})
+    lock(content, "train")
+    with pytest.raises(SealError, match=r"artifacts/seals/train\.json is missing"):
+        run("export", content)
+
+
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
+def test_a_rank_that_is_no_number_is_refused(content: dict[str, Any], variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "gold")
+    with pytest.raises(UnavailableError, match=f"{variable} is 'gold'.*unset {variable}"):
+        run("train", content)
+    monkeypatch.setenv(variable, "-1")  # no process group
+    run("train", content)
+    assert Path("artifacts/seals/train.json").exists()
 
 
 @pytest.fixture(name="lock_raw")
