@@ -7,6 +7,7 @@ of its own is left out.
 """
 
 import re
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ def check_project(params: Path = Path("params.yaml")) -> None:
     problems, sound = [*mistakes_in(content), *repository_mistakes()], sound_part(content)
     for check in _CHECKS:
         if check.sections <= sound.model_fields_set:
-            problems += check.refusals(sound)
+            problems += [text for text in check.refusals(sound) if text not in problems]
     if problems:
         lines = "\n".join(f"  {problem.replace(chr(10), _INDENTED)}" for problem in problems)
         raise ParamsError(
@@ -56,33 +57,40 @@ def repository_mistakes() -> list[str]:
     ]
 
 
-def _check(sections: str, *rules: Callable[[Params], None]) -> Check:
-    """Rules that each raise a SlipwayError."""
+def _check(sections: str, key: str, rule: Callable[[Params], None]) -> Check:
+    """A rule that raises a SlipwayError. Other refusals, as of a file, are said to be of `key`."""
 
     def refusals(params: Params) -> list[str]:
-        return [text for rule in rules if (text := _refusal(rule, params))]
+        text = _refusal(rule, key, params)
+        return [text] if text else []
 
     return Check(frozenset(sections.split()), refusals)
 
 
-def _refusal(rule: Callable[[Params], None], params: Params) -> str:
+def _refusal(rule: Callable[[Params], None], key: str, params: Params) -> str:
     try:
         rule(params)
     except SlipwayError as error:
         return str(error)
+    except OSError as error:
+        place = reprlib.repr(str(error.filename)) if error.filename else "a file"
+        return f"{key}: {place} cannot be read: {error.strerror}. Correct the path or its permissions."
+    except ValueError as error:
+        return f"{key} cannot be used: {error}. Correct its value."
     return ""
 
 
 _CHECKS = (
-    _check("data", data.check_engine, data.check_digests),
-    _check("data", data.check_data),
-    _check("split", data.check_time_cuts),
-    _check("data split", data.check_given_split),
-    _check("data precompute evaluate", data.check_slices),
-    _check("precompute", data.check_transform),
-    _check("augment seed", data.check_augmentation),
-    _check("data evaluate", training.check_released),
-    _check("seed data precompute train prune", training.check_network),
+    _check("data", "data.engine", data.check_engine),
+    _check("data", "data.digests", data.check_digests),
+    _check("data", "data.path", data.check_data),
+    _check("split", "split.time_cuts", data.check_time_cuts),
+    _check("data split", "data.path", data.check_given_split),
+    _check("data precompute evaluate", "data.path", data.check_slices),
+    _check("precompute", "precompute.transform", data.check_transform),
+    _check("augment seed", "augment", data.check_augmentation),
+    _check("data evaluate", "evaluate.released", training.check_released),
+    _check("seed data precompute train prune", "train.network", training.check_network),
     Check(frozenset({"data", "train"}), training.machine_mistakes),
-    _check("compile", training.check_engine),
+    _check("compile", "compile.require", training.check_engine),
 )

@@ -129,6 +129,35 @@ def test_fixed_times_beside_shards_that_name_splits_are_refused() -> None:
     check_project()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("data__digests", "a\0b", "data.digests cannot be used: embedded null byte"),
+        ("data__path", "a\0b", "a\\x00b"),
+        ("data__digests", "x" * 5000, "File name too long"),
+        ("data__path", "x" * 5000, "xxx"),
+        ("evaluate__released", "x" * 5000, "xxx"),
+    ],
+)
+def test_a_path_that_no_system_takes_is_refused_by_its_key(key: str, value: str, text: str) -> None:
+    said = refusal(**{key: value})
+    assert text in said
+    assert key.replace("__", ".") in said
+
+
+def test_data_without_permission_is_refused_once_by_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "data/photos/cats")
+
+    monkeypatch.setattr("slipway.preflight.data.read_samples", refused)
+    monkeypatch.setattr("slipway.preflight.data.check_slice_names", refused)
+    said = refusal(evaluate__slices=["size"])
+    assert said.startswith("params.yaml has 1 mistake:\n")
+    assert "data.path: 'data/photos/cats' cannot be read: Permission denied." in said
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("changes", "text"),
