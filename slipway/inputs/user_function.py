@@ -59,6 +59,11 @@ def load(function: str, sha256: str) -> ImageFunction:
         loaded = getattr(importlib.import_module(module), name)
     except AttributeError:
         raise UnavailableError(f"{module} has no function {name!r}, which {function} names. Write it, or correct the name.") from None
+    except SystemExit as error:  # else the stage would end without a word, and with its exit code
+        raise UnavailableError(
+            f"{function} cannot be imported: importing {module} calls sys.exit({error.code!r}). "
+            "Put that call under `if __name__ == '__main__':`, or remove it."
+        ) from error
     except Exception as error:
         raise UnavailableError(f"{function} cannot be imported: {type(error).__name__}: {error}. Mend or install what it needs.") from error
     if not callable(loaded):
@@ -75,7 +80,7 @@ def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Va
     loaded = load(function, sha256)
     try:
         answer = loaded(image)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImageError(_RULE, f"{function} raised {type(error).__name__}: {error}") from error
     made, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     if not isinstance(made, Image.Image) or not isinstance(values, dict):

@@ -109,6 +109,7 @@ def test_what_cannot_be_imported_is_unavailable(write_functions: WriteFunctions,
     ("body", "reason"),
     [
         ("raise ValueError('no face')", "faces:f raised ValueError: no face"),
+        ("raise SystemExit(0)", "faces:f raised SystemExit: 0"),
         ("return None", "returned NoneType, expected an image"),
         ("return image, 3", r"returned \(Image, int\)"),
         ("return image.crop((0, 0, 0, 5))", "an image of 0x5 pixels"),

@@ -255,6 +255,7 @@ def test_a_required_engine_that_cannot_be_built_is_refused(
         ("def crop(): return None", "expected one image"),
         ("def cut(image): return image", "has no function 'crop'"),
         ("import nowhere_at_all", "cannot be imported"),
+        ("import sys; sys.exit(0)", "importing own_functions calls sys.exit(0)"),
         ("crop = 3", "is int, expected a function"),
     ],
 )
