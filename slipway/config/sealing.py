@@ -221,8 +221,9 @@ def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
         changes += _changes({"code": found["code"]}, {"code": entry.params.get(CODE_DIGESTS.name, {}).get(stage)})
         if changes:
             raise SealError(
-                f"dvc.lock is not true of {stage}: {'; '.join(changes)}. The left value is what {stage} ran with; the right one was "
-                f"edited while DVC recorded it. Run `dvc repro -f -s {stage}`, then `dvc repro`."
+                f"dvc.lock is not true of {stage}: {'; '.join(changes)}. The left value is what {stage} ran with; the "
+                f"right one was edited while DVC recorded it, or accepted with `dvc commit`. "
+                f"Run `dvc repro -f -s {stage}`, then `dvc repro`."
             )
     if _MODEL in pipeline.deps.get(seal.stage, []):
         _check_model(locked.get("train", _Locked()))
