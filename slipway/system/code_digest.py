@@ -24,7 +24,8 @@ USERS_CODE = "transforms"
 RUNS_USERS_CODE = ("precompute", "evaluate", "verify")
 _INSTALLED = Path(__file__).parents[2]
 _CACHE = Path(".work/code.json")
-_NOT_READ = (".pyc", ".partial", "~")
+# Bytecode, files half written, and what editors and patch leave behind; Emacs saves `#x.py#`.
+_NOT_READ = (".pyc", ".partial", "~", "#", ".orig", ".rej", ".bak", ".swp")
 
 
 def stage_names(root: Path) -> list[str]:

@@ -107,6 +107,14 @@ def test_a_changed_comment_changes_no_digest(tree: Path) -> None:
     assert {stage: stage_digest(tree, stage) for stage in before} == before
 
 
+def test_files_of_editors_and_patch_change_no_digest(tree: Path) -> None:
+    before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
+    for folder in ("slipway", "serving/page/pictures", "transforms"):
+        for name in ("#a.py#", "a.py~", "a.py.orig", "a.py.rej", "a.py.bak", "a.py.swp", ".a.py.swp"):
+            (tree / folder / name).write_text("X = 2\n")
+    assert {stage: stage_digest(tree, stage) for stage in before} == before
+
+
 def test_a_users_file_that_is_not_python_counts_as_it_is(tree: Path) -> None:
     (tree / "transforms/old.py").write_text("print 1  # one\n")
     before = stage_digest(tree, "verify")
