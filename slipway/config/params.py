@@ -225,7 +225,9 @@ def read_yaml(path: Path) -> Any:
     except (ValueError, LookupError) as error:  # a date, or what a tag such as !!int promises
         text = payload.decode(errors="replace")
         dates = [date for date in _DATE.findall(text) if not _exists(date)]
-        wrong = f"dates that do not exist: {', '.join(dates)}" if dates else f"a wrong value: {error}"
+        wrong = f"dates that do not exist: {', '.join(dates)}"
+        if not dates:
+            wrong = f"a wrong value: {error}"
         text = f"{path} holds {wrong}. Correct it, and write dates in quotes: '2024-02-29'."
         raise ValueError(text) from error
 

@@ -218,11 +218,13 @@ def _check_before(seal: Seal, pipeline: _Pipeline) -> None:
         recorded = {dep.path: dep.facts() for dep in entry.deps}
         data = {path: facts for path, facts in found["data"].items() if recorded.get(path)}
         changes += _changes(data, {path: recorded[path] for path in data})
-        changes += _changes({"code": found["code"]}, {"code": entry.params.get(CODE_DIGESTS.name, {}).get(stage)})
+        code = entry.params.get(CODE_DIGESTS.name, {}).get(stage)
+        changes += _changes({"code": found["code"]}, {"code": code})
         if changes:
+            why = "was edited while DVC recorded it, or accepted with `dvc commit`"
             raise SealError(
-                f"dvc.lock is not true of {stage}: {'; '.join(changes)}. The left value is what {stage} ran with; the "
-                f"right one was edited while DVC recorded it, or accepted with `dvc commit`. "
+                f"dvc.lock is not true of {stage}: {'; '.join(changes)}. "
+                f"The left value is what {stage} ran with; the right one {why}. "
                 f"Run `dvc repro -f -s {stage}`, then `dvc repro`."
             )
     if _MODEL in pipeline.deps.get(seal.stage, []):
@@ -292,16 +294,16 @@ def _read_lock() -> dict[str, _Locked]:
     try:
         return TypeAdapter(dict[str, _Locked]).validate_python(_load(_LOCK).get("stages") or {})
     except ValidationError as error:
-        place = ".".join(map(str, ("stages", *error.errors()[0]["loc"])))
-        raise SchemaError(
-            f"{_LOCK} is damaged at {place}: {error.errors()[0]['msg']}. Restore it with git, or remove it and run `dvc repro`."
-        ) from None
+        first = error.errors()[0]
+        place = ".".join(map(str, ("stages", *first["loc"])))
+        mend = "Restore it with git, or remove it and run `dvc repro`."
+        raise SchemaError(f"{_LOCK} is damaged at {place}: {first['msg']}. {mend}") from None
 
 
 def _overlap(outs: list[str], deps: list[str]) -> bool:
     """If a path of `deps` is one of `outs`, or lies below or above one."""
-    pairs = ((Path(os.path.normpath(out)), Path(os.path.normpath(dep))) for out in outs for dep in deps)
-    return any(out.is_relative_to(dep) or dep.is_relative_to(out) for out, dep in pairs)
+    made, used = ([Path(os.path.normpath(path)) for path in paths] for paths in (outs, deps))
+    return any(out.is_relative_to(dep) or dep.is_relative_to(out) for out in made for dep in used)
 
 
 def _read_seal(stage: str) -> dict[str, Any]:

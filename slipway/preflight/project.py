@@ -74,7 +74,8 @@ def _refusal(rule: Callable[[Params], None], key: str, params: Params) -> str:
         return str(error)
     except OSError as error:
         place = reprlib.repr(str(error.filename)) if error.filename else "a file"
-        return f"{key}: {place} cannot be read: {error.strerror}. Correct the path or its permissions."
+        mend = "Correct the path or its permissions."
+        return f"{key}: {place} cannot be read: {error.strerror}. {mend}"
     except ValueError as error:
         return f"{key} cannot be used: {error}. Correct its value."
     return ""

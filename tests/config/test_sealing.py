@@ -183,8 +183,15 @@ def test_a_record_of_other_raw_data_than_the_seal_is_refused(content: dict[str, 
         run("split", content)
 
 
-@pytest.mark.parametrize(("text", "words"), [("a: 2024-02-30", "2024-02-30"), ("[" * 3000, "nested too deeply")])
-def test_a_record_that_cannot_be_read_is_refused(content: dict[str, Any], text: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: 2024-02-30", "2024-02-30"), ("[" * 3000, "nested too deeply")],
+)
+def test_a_record_that_cannot_be_read_is_refused(
+    content: dict[str, Any],
+    text: str,
+    words: str,
+) -> None:
     Path("dvc.lock").write_text(text)
     with pytest.raises(SchemaError, match=rf"dvc\.lock .*{words}.*Restore it with git"):
         run("export", content)
@@ -215,8 +222,14 @@ def test_paths_with_params_are_read_as_dvc_reads_them(content: dict[str, Any], p
         run("clean", content, lambda: Path("${data.path}").write_text("2"))
 
 
-@pytest.mark.parametrize("dep", ["artifacts/checkpoint/model.json", "artifacts", "./artifacts/checkpoint/"])
-def test_a_stage_comes_after_the_one_whose_output_overlaps_its_dependency(content: dict[str, Any], dep: str) -> None:
+@pytest.mark.parametrize(
+    "dep",
+    ["artifacts/checkpoint/model.json", "artifacts", "./artifacts/checkpoint/"],
+)
+def test_a_stage_comes_after_the_one_whose_output_overlaps_its_dependency(
+    content: dict[str, Any],
+    dep: str,
+) -> None:
     train = {"outs": ["artifacts/checkpoint", "artifacts/seals/train.json"]}
     export = {"deps": [dep], "outs": ["artifacts/bundle"]}
     write("dvc.yaml", {"stages": {"train": train, "export": export}})
@@ -226,7 +239,11 @@ def test_a_stage_comes_after_the_one_whose_output_overlaps_its_dependency(conten
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
-def test_a_rank_that_is_no_number_is_refused(content: dict[str, Any], variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_no_number_is_refused(
+    content: dict[str, Any],
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(variable, "gold")
     with pytest.raises(UnavailableError, match=f"{variable} is 'gold'.*unset {variable}"):
         run("train", content)
@@ -254,7 +271,10 @@ def _lock_raw(content: dict[str, Any]) -> Callable[..., None]:
     return lock_counts
 
 
-def test_a_record_of_more_files_in_a_raw_folder_is_refused(content: dict[str, Any], lock_raw: Callable[..., None]) -> None:
+def test_a_record_of_more_files_in_a_raw_folder_is_refused(
+    content: dict[str, Any],
+    lock_raw: Callable[..., None],
+) -> None:
     lock_raw(nfiles=3, size=5)  # like DVC: links and hidden files count, empty folders do not
     run("split", content)
     lock_raw(nfiles=4, size=6)  # one was added after `clean` had compared
@@ -296,7 +316,11 @@ def test_a_raw_folder_of_which_dvc_may_ignore_files_is_not_compared(
 
 
 @pytest.mark.parametrize("name", [".git", ".dvc", ".hg", ".dvcignore"])
-def test_a_raw_folder_with_a_repository_in_it_is_not_compared(content: dict[str, Any], lock_raw: Callable[..., None], name: str) -> None:
+def test_a_raw_folder_with_a_repository_in_it_is_not_compared(
+    content: dict[str, Any],
+    lock_raw: Callable[..., None],
+    name: str,
+) -> None:
     Path("raw/cats", name).mkdir()
     run("clean", content)
     lock_raw(nfiles=1, size=1)

@@ -78,7 +78,10 @@ def test_a_changed_line_changes_the_digests_of_the_stages_that_reach_it(tree: Pa
     assert {stage for stage in before if stage_digest(tree, stage) != before[stage]} == stages
 
 
-def test_code_in_every_package_of_a_stages_modules_changes_its_digest(tmp_path: Path, root: Path) -> None:
+def test_code_in_every_package_of_a_stages_modules_changes_its_digest(
+    tmp_path: Path,
+    root: Path,
+) -> None:
     start = Path("stages/train.py")
     modules = [path for path in reached_files(root, [start]) if path.suffix == ".py"]
     for package in ("slipway", "stages", "serving", "transforms"):
@@ -110,8 +113,8 @@ def test_a_changed_comment_changes_no_digest(tree: Path) -> None:
 def test_files_of_editors_and_patch_change_no_digest(tree: Path) -> None:
     before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
     for folder in ("slipway", "serving/page/pictures", "transforms"):
-        for name in ("#a.py#", "a.py~", "a.py.orig", "a.py.rej", "a.py.bak", "a.py.swp", ".a.py.swp"):
-            (tree / folder / name).write_text("X = 2\n")
+        for name in ("#{}#", "{}~", "{}.orig", "{}.rej", "{}.bak", "{}.swp", ".{}.swp"):
+            (tree / folder / name.format("a.py")).write_text("X = 2\n")
     assert {stage: stage_digest(tree, stage) for stage in before} == before
 
 
@@ -152,7 +155,11 @@ def test_what_was_remembered_is_not_taken_for_other_content(tree: Path, monkeypa
         '{"reader": "ours", "sources": {"a": ["b", [1]]}}',
     ],
 )
-def test_a_cache_of_another_version_or_form_is_ignored(tree: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_another_version_or_form_is_ignored(
+    tree: Path,
+    content: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(code_digest, "_SOURCES", {})
     (tree / ".work").mkdir()
     (tree / ".work/code.json").write_text(content.replace("ours", code_digest._reader()))
