@@ -38,7 +38,7 @@ class Front:
         self._gate = gate or Gate(inference.settings, inference.monitoring)
         port = port or ("main" if inference.settings.admin_port else "only")
         self._most_drain_s = min(DRAIN_S, inference.settings.request_timeout_s / 4)
-        self._turns = Turns(inference.settings.max_connections, self._most_drain_s)
+        self._turns = Turns(inference.settings.max_connections, 2 * self._most_drain_s)
         self._routes = {path: route for path, route in all_routes(inference).items() if _is_answered_at(port, path, route)}
 
     def for_operators(self) -> "Front":

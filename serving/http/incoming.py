@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import Message, Receive
 
-DRAIN_S = 5.0  # at most: a caller that sends more slowly is answered all the same
+DRAIN_S = 2.5  # at most: a caller that sends more slowly is answered all the same
 DRAIN_BYTES_S = 25e6  # guess: reading as much takes about a twentieth of a core
 REFUSAL_BYTES = 16 << 10  # guess: a refusal without a body takes as long
 

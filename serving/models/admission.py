@@ -20,7 +20,7 @@ FEW_BATCHES = 8  # of one item each: the first ones of a process pay for what is
 WINDOW_S = 0.25  # over which the speed of the whole way, decoding included, is measured
 _NEW_SPEED = 0.3  # weight of one window
 _NEW_SIZE = 0.05  # weight of one request in the usual number of items
-REQUESTS = 4  # of the usual size are let in: one that runs, one that waits, and those that are read and decoded meanwhile
+REQUESTS = 8  # of the usual size are let in: one that runs, one that waits, and those that are read and decoded meanwhile
 
 
 class BatchTimes:

@@ -50,7 +50,9 @@ async def receive_payload(
         image = await read_body(request, max_bytes, require_room) if whole is None else whole
         return lambda: Payload(kind, (image,))
     if media_type == b"multipart/form-data":
-        boundary, blocks = options.get(b"boundary"), _Blocks()
+        declared = request.headers.get(b"content-length", b"")  # none of a body in chunks
+        blocks = _Blocks(int(declared[:20]) if declared.isdigit() else max_bytes)
+        boundary = options.get(b"boundary")
         if not boundary:
             raise Refusal("malformed_body", "the multipart content type has no boundary; let the client library write that header")
         await _receive(request, max_bytes, blocks.write, require_room)
@@ -63,9 +65,11 @@ def _nothing() -> None:
 
 
 class _Blocks:
-    """The pieces of a body in blocks that have memory of their own, which the system gets back once a block is parsed."""
+    """The pieces of a body in blocks, of which large ones have memory of their own that the system gets back once they are parsed."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int) -> None:
+        """`num_bytes` is how long the body is said to be: to clear a block that is larger would take as long as to fill it."""
+        self._block_bytes = min(max(num_bytes, 1 << 12), LARGEST_BLOCK_OF_A_SERVICE)
         self._blocks = deque[bytearray]()
         self._room = 0  # bytes of the last block that are free
 
@@ -74,10 +78,10 @@ class _Blocks:
         rest = memoryview(piece)
         while rest:
             if not self._room:
-                self._room = LARGEST_BLOCK_OF_A_SERVICE
+                self._room = self._block_bytes
                 self._blocks.append(bytearray(self._room))
             now, rest = rest[: self._room], rest[self._room :]
-            begin = LARGEST_BLOCK_OF_A_SERVICE - self._room
+            begin = self._block_bytes - self._room
             self._blocks[-1][begin : begin + len(now)] = now
             self._room -= len(now)
 
