@@ -181,7 +181,7 @@ def test_several_large_requests_are_let_in_during_an_overload_so_that_the_model_
     for _ in range(100):
         with Place(admission) as place:
             place.has(32)
-    assert of_single_images < 4 * 31 <= admission.most_items <= 4 * 32
+    assert of_single_images < 8 * 31 <= admission.most_items <= 8 * 32
 
 
 def test_a_refused_caller_sends_its_whole_body_before_it_is_answered(make_settings: MakeSettings) -> None:
