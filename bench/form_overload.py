@@ -1,4 +1,4 @@
-"""How many forms of several images does the service answer when far more callers ask than it can serve?
+"""Forms of several images that the service answers when far more callers ask than it can serve.
 
 `python -m bench.form_overload [ROUNDS]` measures 8 callers, 300 callers that ask again at once, and 300 that heed `Retry-After`, in
 interleaved short turns against one service, and prints and writes one table. Each caller asks again when it is answered.

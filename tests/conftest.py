@@ -33,7 +33,7 @@ def root() -> Path:
 
 @pytest.fixture
 def is_nightly(request: pytest.FixtureRequest) -> bool:
-    """Whether this is a nightly test, which may assert times as well."""
+    """True in a nightly test, which may assert times as well."""
     return request.node.get_closest_marker("nightly") is not None
 
 

@@ -44,7 +44,7 @@ class Incoming:
 
 @dataclass(frozen=True)
 class Turn:
-    """How a refused caller is treated."""
+    """The treatment of a refused caller."""
 
     wait_s: float
     is_read: bool  # then; else it is answered without its body being read

@@ -131,7 +131,7 @@ class Admission:
 
     @property
     def most_items(self) -> int:
-        """How many items are let in during an overload; the last request may bring more."""
+        """The items that are let in during an overload; the last request may bring more."""
         several = min(REQUESTS * self._usual_items, self._bound)
         return max(self._min_items, 2 * self._times.efficient_size(self.max_batch_size), math.ceil(several))
 

@@ -56,7 +56,7 @@ class Conformal(Contract):
 
     @property
     def has_few_rows(self) -> bool:
-        """Whether one draw of so few rows may well be points away from the coverage."""
+        """True where one draw of so few rows may well be points away from the coverage."""
         return self.rows < FEW_ROWS
 
     def verdict(self, low: float, high: float) -> Verdict:

@@ -58,7 +58,7 @@ class _Pipeline:
 
 @dataclass(frozen=True)
 class Seal:
-    """What a stage ran with."""
+    """The inputs that a stage ran with."""
 
     stage: str
     params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
@@ -255,7 +255,7 @@ def _check_model(entry: _Locked) -> None:
 
 
 def _read_pipeline(content: dict[str, Any]) -> _Pipeline:
-    """What `dvc.yaml` says; without one no key is named, so all count."""
+    """Read `dvc.yaml`; without one no key is named, so all count."""
     stages = _load(_PIPELINE).get("stages") or {}
 
     def resolved(path: str) -> str:  # like DVC, which takes ${a.b}, ${ a.b } and ${a[b]}

@@ -377,7 +377,7 @@ class MeasuringParams(Section):
 
 
 class EvaluateParams(MeasuringParams):
-    """How the test split is measured and what is required for a release."""
+    """Measures of the test split, and what is required for a release."""
 
     top_k: Positive  # of top_k_accuracy; without effect for a numeric target, and where there are no more classes
     gates: dict[str, Gate]  # by metric; a model that misses one is not released

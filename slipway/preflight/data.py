@@ -1,4 +1,4 @@
-"""What the early stages refuse: the data, its columns, the user's functions, the augmentation."""
+"""Refusals of the early stages: the data, its columns, the user's functions, the augmentation."""
 
 import contextlib
 import sys

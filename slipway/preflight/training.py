@@ -1,4 +1,4 @@
-"""What the later stages refuse: the network, the machine, the engine, the released model.
+"""Refusals of the later stages: the network, the machine, the engine, the released model.
 
 torch, Lightning and timm take seconds to import: they are only imported if something of them is
 asked for by name, or if there is a GPU.

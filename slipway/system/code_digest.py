@@ -94,7 +94,7 @@ _SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {}  # (digest, modules named)
 
 
 def _known(root: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """What was read of the files that are there now."""
+    """The entries of `_SOURCES` whose files are there now."""
     paths = (path for package in PACKAGES for path in (_base(root, package) / package).rglob("*.py"))
     keys = {files.sha256_file(path) for path in paths}
     return {key: value for key, value in _SOURCES.items() if key in keys}

@@ -40,7 +40,7 @@ def is_table(task: Task) -> bool:
 
 
 def metric_names(task: Task) -> tuple[str, ...]:
-    """What a task is measured by; slipway/metrics/scores.py computes them."""
+    """The metrics of each task; slipway/metrics/scores.py computes them."""
     return CLASSIFICATION_METRICS if is_classification(task) else REGRESSION_METRICS
 
 

@@ -456,7 +456,7 @@ def _flip_in_head(payload: bytes, generator: random.Random) -> bytes:
 
 
 def _flip_in_tail(payload: bytes, generator: random.Random) -> bytes:
-    """Where a TIFF has its tags."""
+    """Flip a byte in the tail, where a TIFF has its tags."""
     changed = bytearray(payload)
     changed[-1 - generator.randrange(min(len(changed), 130))] = generator.choice((0, 1, 2, 127, 255, generator.randrange(256)))
     return bytes(changed)

@@ -265,7 +265,7 @@ def test_a_caller_without_a_turn_is_answered_at_once_and_its_connection_ends(mak
 
 
 def refused_after(port: int, num_bytes: int, seconds: float, headers: str = "") -> bytes:
-    """What a caller that sends all of its body, for so long, before it reads is answered."""
+    """The answer to a caller that sends all of its body, for so long, before it reads."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: {num_bytes}\r\n{headers}\r\n"
         connection.sendall(head.encode())

@@ -71,7 +71,7 @@ def read_rows(parts: Sequence[TablePart], data: DataParams, wanted: frozenset[in
 
 
 def count_rows(parts: Sequence[TablePart]) -> int | None:
-    """How many rows there are; None where counting means reading (CSV)."""
+    """Count the rows; None where counting means reading (CSV)."""
     if not all(part.path.suffix.lower() in PARQUET for part in parts):
         return None
     return sum(int(_open_parquet(part.path).metadata.num_rows) for part in parts)

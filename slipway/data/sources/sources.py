@@ -24,7 +24,7 @@ _MAX_SHOWN = 3
 
 
 class Layout(NamedTuple):
-    """How a data set lies on the disk, and the split that comes with it."""
+    """The layout of a data set on the disk, and the split that comes with it."""
 
     root: Path
     tables: tuple[TablePart, ...] = ()  # in the order of their rows; none for class folders
@@ -69,7 +69,7 @@ def _samples(data: DataParams, wanted: Collection[str] | None) -> Iterator[RawSa
 
 
 def count_samples(data: DataParams) -> int | None:
-    """How many samples there are, for a progress bar; None where counting means reading (CSV)."""
+    """Count the samples, for a progress bar; None where counting means reading (CSV)."""
     layout = find_layout(data)
     return count_rows(layout.tables) if layout.tables else sum(1 for _ in walk_files(layout.root))
 

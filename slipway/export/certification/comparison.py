@@ -206,7 +206,7 @@ class Comparison:
         changes: dict[str, Metric],
         tolerance: Tolerance,
     ) -> "list[_Loss]":
-        """What was lost of each judged metric, in the unit of the budget."""
+        """The loss of each judged metric, in the unit of the budget."""
         if tolerance.max_metric_loss is None or expected is None or found is None or not changes:
             return []
         moved = f"(from {expected.value:.4f} to {found.value:.4f})"
@@ -319,7 +319,7 @@ def _beyond(distances: _Distances, allowed: Allowed, noise: float) -> list[str]:
 
 @dataclass(frozen=True)
 class _Loss:
-    """How much of one metric was lost; `mild` is the end of its paired interval that lost least."""
+    """The loss of one metric; `mild` is the end of its paired interval that lost least."""
 
     what: str
     measured: float
@@ -329,17 +329,17 @@ class _Loss:
 
     @property
     def budget(self) -> float:
-        """What may be lost."""
+        """The loss that is allowed."""
         return self.tolerance.max_metric_loss or 0.0
 
     @property
     def is_proven(self) -> bool:
-        """Whether even the mild end lost more than the budget, and more than one row."""
+        """True if even the mild end lost more than the budget, and more than one row."""
         return not self.mild <= max(self.budget, self.row) + _ROUNDING
 
     @property
     def is_seen(self) -> bool:
-        """Whether these rows lost more than the budget."""
+        """True if these rows lost more than the budget."""
         return not self.measured <= self.budget + _ROUNDING
 
     def problem(self) -> str:

@@ -40,7 +40,7 @@ class Worth:
 
     @property
     def doubts(self) -> list[str]:
-        """What speaks against relying on the sets or intervals, as sentences."""
+        """Reasons not to rely on the sets or intervals, as sentences."""
         return coverage_doubts(self.calibration.conformal, self.metrics.get("coverage"))
 
     @cached_property
@@ -107,7 +107,7 @@ def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
 
 
 def coverage_doubts(conformal: Conformal, measured: Metric | None) -> list[str]:
-    """What speaks against relying on the sets or intervals, as sentences."""
+    """Reasons not to rely on the sets or intervals, as sentences."""
     doubts = []
     verdict = conformal.verdict(measured.low, measured.high) if measured else "within"
     if measured and verdict != "within":

@@ -43,7 +43,7 @@ def read(root: Path, **changes: Any) -> list[RawSample]:
 
 
 def said(samples: list[RawSample]) -> Counter[tuple[str | None, str | None]]:
-    """How many rows have each split and class."""
+    """Count the rows of each split and class."""
     return Counter((sample.given_split, sample.label) for sample in samples)
 
 
